@@ -1,0 +1,93 @@
+"""What an engine's KV memory looks like, as plain frozen data (no torch, no addresses).
+
+A *region* is one contiguous stretch of engine memory (a tensor's storage), seen as bytes.
+A *segment* is one tensor's share of every block of a group: where block 0's share starts in
+its region, how far apart blocks are, and how many bytes each block holds there. A *group* is
+the ordered segments that share a block table. A *layout* is the groups.
+
+A chunk's payload for a group is segment-major::
+
+    segment 0: block 0, block 1, ... | segment 1: block 0, block 1, ... | ...
+
+so the byte offset of block ``j`` of segment ``s`` in a chunk of ``n`` blocks is
+``n * sum(block_bytes of segments before s) + j * block_bytes[s]``.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NewType
+
+import msgspec
+
+GroupId = NewType("GroupId", int)
+BlockId = NewType("BlockId", int)
+RegionId = NewType("RegionId", int)
+
+
+class GroupKind(StrEnum):
+    """What a resume at boundary B needs of a group (docs/design, section 3)."""
+
+    PAGED = "paged"
+    WINDOW = "window"
+    STATE = "state"
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """One tensor's share of a block, in bytes.
+
+    Attributes:
+        name: the layer (and part, such as ``/k``) it belongs to; for logs and errors only.
+        region: index of the region that holds it.
+        offset_bytes: where block 0's share starts in the region.
+        block_stride_bytes: distance between the shares of consecutive blocks.
+        block_bytes: length of each share; a contiguous run.
+    """
+
+    name: str
+    region: RegionId
+    offset_bytes: int
+    block_stride_bytes: int
+    block_bytes: int
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Layers that share a block table.
+
+    Attributes:
+        group: the group's index in the engine.
+        kind: what a resume needs of it.
+        block_tokens: tokens per block.
+        num_blocks: blocks that the engine's memory holds.
+        dtype: the engine's name for the element type; part of the digest.
+        segments: in numeric layer order.
+        window_tokens: the window of a WINDOW group, else 0.
+    """
+
+    group: GroupId
+    kind: GroupKind
+    block_tokens: int
+    num_blocks: int
+    dtype: str
+    segments: tuple[Segment, ...]
+    window_tokens: int = 0
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all segments."""
+        return sum(segment.block_bytes for segment in self.segments)
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """All groups of one rank and the chunk that keys and stores them."""
+
+    groups: tuple[Group, ...]
+    chunk_tokens: int
+
+    def blocks_per_chunk(self, group: GroupId) -> int:
+        """Whole blocks of ``group`` in a chunk."""
+        return self.chunk_tokens // self.groups[group].block_tokens
+
+    def payload_bytes(self, group: GroupId) -> int:
+        """Bytes of one chunk of ``group`` on this rank."""
+        return self.blocks_per_chunk(group) * self.groups[group].block_bytes

@@ -1,0 +1,198 @@
+"""What crosses between the scheduler's process and the workers: frozen, plain, picklable.
+
+`Hello` goes up once, at start. `WorkOrder` goes down every step, the same to every rank;
+`Report` comes back from each rank. Nothing else crosses.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NewType
+
+import msgspec
+
+from kvstow.keys.ids import ChunkRef, NamespaceDigest, Rank
+from kvstow.layout.geometry import BlockId, GroupId
+
+RequestId = NewType("RequestId", str)
+JobId = NewType("JobId", int)
+Slot = NewType("Slot", int)
+"""Index of a frame's place in a rank's arena, per group; each rank maps it to its own memory."""
+
+NO_SLOT = Slot(-1)
+
+
+class Tier(StrEnum):
+    """Where a node-local frame is kept."""
+
+    ARENA = "arena"
+    DISK = "disk"
+
+
+class Held(msgspec.Struct, frozen=True):
+    """One frame found on a rank's disk at start."""
+
+    ref: ChunkRef
+    touched_s: float
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """What a rank tells the directory before the first request.
+
+    Attributes:
+        rank: who speaks.
+        world_size: how many ranks the engine has.
+        namespace: digest of all that must agree, without the rank.
+        chunk_tokens: tokens per chunk.
+        block_tokens: tokens per block, by group.
+        frame_bytes: bytes of one frame on this rank, by group.
+        arena_slots: frames that this rank's arena holds, by group.
+        disk_frames: frames that this rank's disk budget holds, by group; 0 without a disk.
+        inventory: frames on this rank's disk that belong to the namespace.
+        version: kvstow's version.
+    """
+
+    rank: Rank
+    world_size: int
+    namespace: NamespaceDigest
+    chunk_tokens: int
+    block_tokens: tuple[int, ...]
+    frame_bytes: tuple[int, ...]
+    arena_slots: tuple[int, ...]
+    disk_frames: tuple[int, ...]
+    inventory: tuple[Held, ...]
+    version: str
+
+
+class LoadItem(msgspec.Struct, frozen=True):
+    """One frame to bring into blocks.
+
+    Attributes:
+        ref: which chunk.
+        source: the tier to read.
+        slot: ARENA: the slot that holds it. DISK: the slot to fill on the way, or `NO_SLOT`
+            to read through a buffer of the worker's own.
+        blocks: the chunk's blocks, in order.
+        skip_blocks: so many of them lie under the engine's floor and stay untouched.
+    """
+
+    ref: ChunkRef
+    source: Tier
+    slot: Slot
+    blocks: tuple[BlockId, ...]
+    skip_blocks: int = 0
+
+
+class LoadJob(msgspec.Struct, frozen=True):
+    """A promise to be kept. ``items`` is empty when it cannot be: report it failed at once."""
+
+    job: JobId
+    request: RequestId
+    items: tuple[LoadItem, ...]
+
+
+class SaveItem(msgspec.Struct, frozen=True):
+    """One chunk to copy out of blocks into an arena slot, and then perhaps to disk."""
+
+    ref: ChunkRef
+    slot: Slot
+    blocks: tuple[BlockId, ...]
+    write: bool = False
+
+
+class SaveJob(msgspec.Struct, frozen=True):
+    """Chunks of one request to save, in prefix order."""
+
+    job: JobId
+    request: RequestId
+    items: tuple[SaveItem, ...]
+
+
+class WriteItem(msgspec.Struct, frozen=True):
+    """A READY arena frame to copy to disk."""
+
+    ref: ChunkRef
+    slot: Slot
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """A finished request whose blocks stay until ``jobs`` have ended on this rank."""
+
+    request: RequestId
+    jobs: tuple[JobId, ...]
+
+
+class WorkOrder(msgspec.Struct, frozen=True):
+    """What every rank does after this step.
+
+    Attributes:
+        removes: frames to delete from disk, before anything else.
+        saves, loads, writes: new jobs.
+        fences: save jobs whose source blocks the engine is about to reuse: cancel what has
+            not begun and wait for the copy that has, before the step's forward.
+        abandons: load jobs to report as failed now, known or not.
+        holds: finished requests to report once their saves have ended.
+    """
+
+    removes: tuple[ChunkRef, ...] = ()
+    saves: tuple[SaveJob, ...] = ()
+    loads: tuple[LoadJob, ...] = ()
+    writes: tuple[WriteItem, ...] = ()
+    fences: tuple[JobId, ...] = ()
+    abandons: tuple[JobId, ...] = ()
+    holds: tuple[Hold, ...] = ()
+
+
+class Fault(StrEnum):
+    """Why an item did not make it."""
+
+    ABSENT = "absent"
+    CORRUPT = "corrupt"
+    UNAVAILABLE = "unavailable"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+
+
+class FailedItem(msgspec.Struct, frozen=True):
+    """An item of a job, by its index, and what went wrong with it."""
+
+    item: int
+    fault: Fault
+
+
+class LoadReport(msgspec.Struct, frozen=True):
+    """The end of a load on one rank; it succeeded if ``failed`` is empty and not ``refused``.
+
+    Attributes:
+        busy: slots that a reader which did not come back may still write; never reuse them
+            until a report frees them.
+    """
+
+    job: JobId
+    failed: tuple[FailedItem, ...] = ()
+    refused: bool = False
+    busy: tuple[tuple[GroupId, Slot], ...] = ()
+
+
+class SaveReport(msgspec.Struct, frozen=True):
+    """The end of a save on one rank: the items named in ``failed`` hold nothing."""
+
+    job: JobId
+    failed: tuple[FailedItem, ...] = ()
+
+
+class WriteReport(msgspec.Struct, frozen=True):
+    """The end of one copy to disk on one rank."""
+
+    ref: ChunkRef
+    stored: bool
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What ended on one rank since its last report."""
+
+    rank: Rank
+    loads: tuple[LoadReport, ...] = ()
+    saves: tuple[SaveReport, ...] = ()
+    writes: tuple[WriteReport, ...] = ()
+    freed: tuple[tuple[GroupId, Slot], ...] = ()
