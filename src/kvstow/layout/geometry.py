@@ -42,6 +42,8 @@ class Segment(msgspec.Struct, frozen=True):
         offset_bytes: where block 0's share starts in the region.
         block_stride_bytes: distance between the shares of consecutive blocks.
         block_bytes: length of each share; a contiguous run.
+        inner: how the elements lie inside the share (dtype, shape, strides), in the compact form
+            of `kvstow.layout.discover`; part of the digest, "" where nobody described it.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Segment(msgspec.Struct, frozen=True):
     offset_bytes: int
     block_stride_bytes: int
     block_bytes: int
+    inner: str = ""
 
 
 class Group(msgspec.Struct, frozen=True):
