@@ -99,8 +99,8 @@ def seal(frame: memoryview, identity: FrameIdentity) -> None:
         )
     if len(identity.key) != 32 or len(identity.namespace) != 32 or not 0 <= identity.rank < 1 << 32:
         raise InvariantError(
-            f"key of {len(identity.key)} bytes, namespace of {len(identity.namespace)}, rank {identity.rank}: "
-            "the header holds 32, 32, and a rank below 2**32"
+            f"key of {len(identity.key)} bytes, digest of {len(identity.namespace)}, rank {identity.rank}; "
+            "the header needs 32, 32, and a rank below 2**32"
         )
     payload_end = HEADER_BYTES + identity.payload_bytes
     checksum = xxhash.xxh3_64_intdigest(frame[HEADER_BYTES:payload_end])
