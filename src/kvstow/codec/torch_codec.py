@@ -1,0 +1,126 @@
+"""The codec for any torch device, and for hosts without a compiler."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvstow.codec.base import Region
+from kvstow.codec.binding import check_segments, check_writable, transfer_ids
+from kvstow.errors import LayoutError
+from kvstow.layout.geometry import BlockId, Group
+
+Tensor = Any
+
+
+class TorchCodec:
+    """Copies with ``index_select`` and ``index_copy_``. See `kvstow.codec.base.Codec`.
+
+    A region in host memory is read and written in place. On another device a segment goes through
+    one staging tensor of its size, and the call returns when the bytes are there.
+
+    Args:
+        group: what to move.
+        regions: flat uint8 tensors (or numpy arrays); kept for the codec's life.
+        threads: torch's thread count during a call. It is put back afterwards, because the engine's
+            own work on this thread must not notice.
+
+    Raises:
+        LayoutError: a region is not flat bytes, or a segment leaves its region.
+    """
+
+    name = "torch"
+
+    def __init__(self, group: Group, regions: Sequence[Region], threads: int = 1) -> None:
+        self.group = group
+        self._threads = threads
+        tensors = [_flat_tensor(region) for region in regions]
+        check_segments(group, [tensor.numel() for tensor in tensors])
+        # uint8 [num_blocks, block_bytes] over the engine's memory, one per segment
+        self._views = [
+            torch.as_strided(
+                tensors[segment.region],
+                (group.num_blocks, segment.block_bytes),
+                (max(segment.block_stride_bytes, segment.block_bytes), 1),
+                tensors[segment.region].storage_offset() + segment.offset_bytes,
+            )
+            for segment in group.segments
+        ]
+
+    def gather(self, blocks: Sequence[BlockId], target: memoryview) -> None:
+        """See `kvstow.codec.base.Codec.gather`."""
+        check_writable(target)
+        ids = transfer_ids(self.group, blocks, target)
+        if not target.nbytes:
+            return
+        index = torch.frombuffer(ids, dtype=torch.int64)
+        with _torch_threads(self._threads):
+            for view, part in self._parts(target, len(ids)):
+                if view.device.type == "cpu":
+                    torch.index_select(view, 0, index, out=part)
+                else:
+                    part.copy_(torch.index_select(view, 0, index.to(view.device)))
+
+    def scatter(self, blocks: Sequence[BlockId], source: memoryview, skip_blocks: int = 0) -> None:
+        """See `kvstow.codec.base.Codec.scatter`."""
+        ids = transfer_ids(self.group, blocks, source, skip_blocks)
+        if not source.nbytes or skip_blocks == len(ids):
+            return
+        index = torch.frombuffer(ids, dtype=torch.int64)[skip_blocks:]
+        with _torch_threads(self._threads):
+            for view, part in self._parts(source, len(ids)):
+                view.index_copy_(0, index.to(view.device), part[skip_blocks:].to(view.device))
+                if view.device.type != "cpu":
+                    # The caller owns `source` again once this returns.
+                    torch.accelerator.synchronize(view.device)
+
+    def _parts(self, payload: memoryview, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each segment's view, and its share of the payload as uint8 [count, block_bytes]."""
+        flat = _payload_tensor(payload)
+        at = 0
+        for view in self._views:
+            size = count * view.shape[1]
+            yield view, flat[at : at + size].view(count, view.shape[1])
+            at += size
+
+
+def _flat_tensor(region: Region) -> Tensor:
+    tensor = region if isinstance(region, torch.Tensor) else torch.from_numpy(region)
+    if tensor.dim() != 1 or tensor.dtype != torch.uint8 or not tensor.is_contiguous():
+        raise LayoutError(
+            f"a region of shape {tuple(tensor.shape)} and dtype {tensor.dtype} cannot be bound; pass a flat, "
+            f"contiguous uint8 view of the tensor's storage"
+        )
+    return tensor.detach()
+
+
+def _payload_tensor(payload: memoryview) -> Tensor:
+    """uint8 over the payload's bytes, which outlive it: both live inside one call."""
+    if payload.readonly:
+        # torch warns of a read-only buffer although a scatter only reads it, so hand it the address.
+        address = np.frombuffer(payload, np.uint8).ctypes.data
+        return torch.frombuffer((ctypes.c_uint8 * payload.nbytes).from_address(address), dtype=torch.uint8)
+    return torch.frombuffer(payload, dtype=torch.uint8)
+
+
+@contextmanager
+def _torch_threads(threads: int) -> Iterator[None]:
+    """Run torch with ``threads`` threads, then as before.
+
+    OpenMP keeps the count per thread, so the engine's own threads do not see the change. With the
+    default count a transfer shares cores with the engine and was seen at a tenth of its speed.
+    """
+    before = torch.get_num_threads()
+    if before == threads:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
