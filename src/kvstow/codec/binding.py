@@ -50,7 +50,7 @@ def check_segments(group: Group, region_sizes: Sequence[int]) -> None:
     for segment in group.segments:
         if not 0 <= segment.region < len(region_sizes):
             raise LayoutError(
-                f"segment {segment.name} is in region {segment.region}, and {len(region_sizes)} regions were given"
+                f"segment {segment.name} is in region {segment.region}, and {len(region_sizes)} were given"
             )
         size = region_sizes[segment.region]
         steps = max(group.num_blocks - 1, 0)
@@ -71,32 +71,41 @@ def check_segments(group: Group, region_sizes: Sequence[int]) -> None:
 def transfer_ids(
     group: Group, blocks: Sequence[BlockId], payload: memoryview, skip_blocks: int = 0
 ) -> array[int]:
-    """Check a transfer before it touches memory.
+    """Check a transfer's sizes before it touches memory; `check_range` checks the ids.
 
     Returns:
         The block ids as int64 [len(blocks)].
 
     Raises:
-        ValueError: a payload of the wrong size or not contiguous, or ids or a skip out of range.
+        ValueError: a payload of the wrong size or not contiguous, ids that are not integers of
+            64 bits, or a skip out of range.
     """
-    if not payload.c_contiguous or payload.nbytes != len(blocks) * group.block_bytes:
+    size = len(blocks) * group.block_bytes
+    if not payload.c_contiguous or payload.nbytes != size:
         raise ValueError(
-            f"a payload of {payload.nbytes} bytes does not hold {len(blocks)} blocks of {group.block_bytes} "
-            f"bytes; pass a contiguous buffer of {len(blocks) * group.block_bytes}"
+            f"a payload of {payload.nbytes} bytes does not hold {len(blocks)} blocks of "
+            f"{group.block_bytes} bytes; pass a contiguous buffer of {size}"
         )
     if not 0 <= skip_blocks <= len(blocks):
         raise ValueError(f"skip_blocks={skip_blocks} is outside [0, {len(blocks)}]")
     try:
-        ids = array("q", blocks)
+        return array("q", blocks)
     except (OverflowError, TypeError) as error:
         raise ValueError(f"block ids must be integers in [0, {group.num_blocks}): {error}") from error
-    moved = ids[skip_blocks:] if skip_blocks else ids
+
+
+def check_range(group: Group, ids: array[int], skip_blocks: int = 0) -> None:
+    """Check the ids of a transfer after the first ``skip_blocks``. The C kernel does so itself.
+
+    Raises:
+        ValueError: an id outside ``[0, group.num_blocks)``.
+    """
+    moved = ids[skip_blocks:]
     if moved and not (min(moved) >= 0 and max(moved) < group.num_blocks):
         raise ValueError(
-            f"block ids from {min(moved)} to {max(moved)} are not all inside [0, {group.num_blocks}) of group "
-            f"{group.group}"
+            f"block ids {min(moved)} to {max(moved)} are not all inside [0, {group.num_blocks}), the blocks "
+            f"of group {group.group}"
         )
-    return ids
 
 
 def check_writable(target: memoryview) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstow.codec.base import Region
-from kvstow.codec.binding import check_segments, check_writable, host_bytes, transfer_ids
+from kvstow.codec.binding import check_range, check_segments, check_writable, host_bytes, transfer_ids
 from kvstow.layout.geometry import BlockId, Group
 
 Bytes = npt.NDArray[np.uint8]
@@ -35,13 +35,13 @@ class ReferenceCodec:
     def gather(self, blocks: Sequence[BlockId], target: memoryview) -> None:
         """See `kvstow.codec.base.Codec.gather`."""
         check_writable(target)
-        transfer_ids(self.group, blocks, target)
+        check_range(self.group, transfer_ids(self.group, blocks, target))
         for _, in_engine, in_payload in self._pairs(blocks, np.frombuffer(target, np.uint8)):
             in_payload[:] = in_engine
 
     def scatter(self, blocks: Sequence[BlockId], source: memoryview, skip_blocks: int = 0) -> None:
         """See `kvstow.codec.base.Codec.scatter`."""
-        transfer_ids(self.group, blocks, source, skip_blocks)
+        check_range(self.group, transfer_ids(self.group, blocks, source, skip_blocks), skip_blocks)
         for index, in_engine, in_payload in self._pairs(blocks, np.frombuffer(source, np.uint8)):
             if index >= skip_blocks:
                 in_engine[:] = in_payload
