@@ -86,27 +86,28 @@ class TorchCodec:
     def _parts(self, payload: memoryview, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Each segment's view, and its share of the payload in the same shape: [count, elements]."""
         flat = _payload_tensor(payload)
-        aligned = flat.data_ptr() % WORD.itemsize == 0
         at = 0
         for segment, bytes_view, words_view in zip(
             self.group.segments, self._byte_views, self._word_views, strict=True
         ):
             size = count * segment.block_bytes
-            view = words_view if aligned and words_view is not None else bytes_view
-            yield view, flat[at : at + size].view(view.dtype).view(count, -1)
+            share = flat[at : at + size]
             at += size
+            if words_view is not None and _starts_on_word(share):
+                yield words_view, share.view(WORD).view(count, -1)
+            else:
+                yield bytes_view, share.view(count, -1)
+
+
+def _starts_on_word(tensor: Tensor) -> bool:
+    """True if torch can see the tensor's bytes as words where they lie."""
+    return tensor.data_ptr() % WORD.itemsize == 0 and tensor.storage_offset() % WORD.itemsize == 0
 
 
 def _in_words(tensor: Tensor, segment: Segment) -> bool:
     """True if every share of the segment starts and ends on a word."""
-    places = (
-        tensor.data_ptr(),
-        tensor.storage_offset(),
-        segment.offset_bytes,
-        segment.block_stride_bytes,
-        segment.block_bytes,
-    )
-    return all(place % WORD.itemsize == 0 for place in places)
+    places = (segment.offset_bytes, segment.block_stride_bytes, segment.block_bytes)
+    return _starts_on_word(tensor) and all(place % WORD.itemsize == 0 for place in places)
 
 
 def _view(tensor: Tensor, segment: Segment, num_blocks: int, dtype: torch.dtype) -> Tensor:
