@@ -11,11 +11,9 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-
-from kvstow.clock import Clock
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as PrometheusMetric
@@ -195,6 +193,12 @@ def prometheus_collector(recorder: Recorder, labels: Mapping[str, str] | None = 
     return RecorderCollector()
 
 
+class _Monotonic(Protocol):
+    """The part of `kvstow.clock.Clock` used here; this layer imports no sibling."""
+
+    def monotonic_s(self) -> float: ...
+
+
 class OnceLogger:
     """Logs the first failure of each kind in full, and the rest as one line per interval.
 
@@ -206,7 +210,7 @@ class OnceLogger:
     KINDS_MAX = 64
     """Further kinds share the kind ``other``: a kind must be a word, never a key or an id."""
 
-    def __init__(self, logger: logging.Logger, clock: Clock, interval_s: float = 60.0) -> None:
+    def __init__(self, logger: logging.Logger, clock: _Monotonic, interval_s: float = 60.0) -> None:
         self._logger = logger
         self._clock = clock
         self._interval_s = interval_s

@@ -64,7 +64,8 @@ def test_the_digest_depends_on_the_files_alone(small: Path, tmp_path: Path) -> N
     assert len(before) == 32
     moved = tmp_path / "elsewhere"
     shutil.copytree(small, moved)
-    (moved / "config.json").write_text('{"other": 1}')
+    for name in ("config.json", "tokenizer.json", "generation_config.json", "README.md"):
+        (moved / name).write_text('{"other": 1}')
     (moved / ".cache").mkdir()
     (moved / ".cache" / "part.bin").write_bytes(b"x")
     os.utime(moved / "model-00001-of-00002.safetensors", (1, 1))
@@ -83,6 +84,8 @@ CHANGES: list[Callable[[Path], object]] = [
     lambda folder: (folder / "extra.bin").write_bytes(b"x"),
     lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b"}}'),
     lambda folder: write_safetensors(folder / "model-00001-of-00002.safetensors", {"a1": 5000, "b": 9000}),
+    lambda folder: (folder / "preprocessor_config.json").write_text('{"size": 448}'),
+    lambda folder: (folder / "modeling_custom.py").write_text("SCALE = 2"),
     lambda folder: [(folder / "sub").mkdir(), (folder / "sub" / "more.pt").write_bytes(b"x")],
 ]
 
@@ -164,6 +167,14 @@ def test_what_is_read_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(os, "pread", counting)
     weights_digest(tmp_path)
     assert 15 * MIB < read_bytes < 20 * MIB
+
+
+def test_side_files_of_large_weights_are_read_in_full(large: Path) -> None:
+    side = large / "kv_cache_scales.json"
+    side.write_bytes(b" " * 300_000)
+    before = weights_digest(large)
+    poke(side, 123_456)
+    assert weights_digest(large) != before
 
 
 def test_a_gguf_file_stands_for_all_its_shards(tmp_path: Path) -> None:

@@ -23,7 +23,24 @@ _GIVEN_DOMAIN = b"kvstow.weights.given.v1"
 _ADAPTER_DOMAIN = b"kvstow.adapter.v1"
 
 _WEIGHT_SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf"})
-_INDEX_SUFFIX = ".index.json"
+_SIDE_SUFFIXES = frozenset({".json", ".py"})
+"""Shard indexes, pre-processing, quantization and scales, and a model's own code: small files, read
+in full, that decide what the weights compute."""
+_HARMLESS_NAMES = frozenset(
+    {
+        # The configuration is a part of the namespace in its own right, as the engine read it.
+        "config.json",
+        # Tokens are keyed, so how text becomes tokens, or is chosen, decides no bytes.
+        "added_tokens.json",
+        "chat_template.json",
+        "generation_config.json",
+        "merges.json",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.json",
+    }
+)
 _GGUF_SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 FULL_BYTES_MAX = 64 << 20
@@ -46,8 +63,9 @@ _STEP_BYTES = 1 << 20
 def weights_digest(path: Path) -> bytes:
     """Digest of a model's weights: names, sizes, headers, and samples of the content.
 
-    Reads at most `SAMPLES_MAX` samples, the headers, and the edges of each file, whatever the
-    size; blocks on that I/O. Sub-folders count, hidden ones do not.
+    Reads about `SAMPLES_MAX` samples, the headers, and the edges of each file, whatever the
+    size, and in full the small files that decide what the weights compute; blocks on that I/O.
+    Sub-folders count; hidden and linked ones do not.
 
     Args:
         path: the model's folder, or one weight file (GGUF; its other shards are found).
@@ -63,7 +81,7 @@ def weights_digest(path: Path) -> bytes:
     total_bytes = sum(sizes)
     parts: list[bytes] = []
     for (name, file), size_bytes in zip(files, sizes, strict=True):
-        if total_bytes <= FULL_BYTES_MAX or name.endswith(_INDEX_SUFFIX):
+        if total_bytes <= FULL_BYTES_MAX or file.suffix in _SIDE_SUFFIXES:
             ranges: Sequence[tuple[int, int]] = [(0, size_bytes)]
         else:
             samples = max(FILE_SAMPLES_MIN, SAMPLES_MAX * size_bytes // total_bytes)
@@ -101,7 +119,7 @@ def adapter_digest(folder: Path) -> bytes:
 
 
 def _find_weights(path: Path) -> list[tuple[str, Path]]:
-    """Weight files with their names relative to ``path``, sorted by name."""
+    """Weight and side files with their names relative to ``path``, sorted by name."""
     if path.is_file():
         shard = _GGUF_SHARD.search(path.name)
         stem = path.name[: shard.start()] if shard else ""
@@ -118,7 +136,7 @@ def _find_weights(path: Path) -> list[tuple[str, Path]]:
             "read, set weights_digest to a text that you change whenever they change"
         )
     if len(files) > FILES_MAX:
-        raise ConfigError(f"more than {FILES_MAX} weight files in {path}; set weights_digest")
+        raise ConfigError(f"more than {FILES_MAX} files in {path}: not a model's folder; set weights_digest")
     return files
 
 
@@ -133,7 +151,8 @@ def _walk(folder: Path) -> Iterator[tuple[str, Path]]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             file = Path(root, name)
-            if file.suffix in _WEIGHT_SUFFIXES or name.endswith(_INDEX_SUFFIX):
+            is_side = file.suffix in _SIDE_SUFFIXES and name not in _HARMLESS_NAMES
+            if is_side or file.suffix in _WEIGHT_SUFFIXES:
                 yield file.relative_to(folder).as_posix(), file
 
 
