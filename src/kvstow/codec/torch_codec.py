@@ -101,7 +101,7 @@ class TorchCodec:
 
 def _starts_on_word(tensor: Tensor) -> bool:
     """True if torch can see the tensor's bytes as words where they lie."""
-    return tensor.data_ptr() % WORD.itemsize == 0 and tensor.storage_offset() % WORD.itemsize == 0
+    return bool(tensor.data_ptr() % WORD.itemsize == 0 and tensor.storage_offset() % WORD.itemsize == 0)
 
 
 def _in_words(tensor: Tensor, segment: Segment) -> bool:
