@@ -1,0 +1,57 @@
+"""What differs between the supported versions of vLLM, and the check that this one is supported."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import vllm
+from vllm.v1.core import kv_cache_utils
+
+logger = logging.getLogger(__name__)
+
+SUPPORTED = ((0, 30), (0, 33))
+"""First and last minor version that the hooks are known for."""
+
+
+def vllm_version() -> str:
+    """The installed version, with its local part (``0.32.0+cpu``)."""
+    return str(vllm.__version__)
+
+
+def check_version() -> None:
+    """Log one warning if this vLLM is outside the supported range; the hooks may still fit."""
+    first, last = SUPPORTED
+    parts = vllm_version().split(".")
+    try:
+        minor = (int(parts[0]), int(parts[1]))
+    except (ValueError, IndexError):
+        minor = (0, 0)
+    if not first <= minor <= last:
+        logger.warning(
+            "kvstow: vLLM %s is outside the range %d.%d to %d.%d that kvstow was written for",
+            vllm_version(),
+            *first,
+            *last,
+        )
+
+
+def block_hashes_are_stable() -> bool:
+    """Whether block hashes of a stable algorithm start from the seed that all processes share.
+
+    A PYTHONHASHSEED in the environment replaces that seed.
+    """
+    try:
+        return bool(kv_cache_utils.get_none_hash_seed() == kv_cache_utils.DEFAULT_NONE_HASH_SEED)
+    except AttributeError:
+        # Before these names existed the seed could not be asked for: hash tokens instead.
+        return False
+
+
+def block_tables(scheduler_output: Any, kv_cache_manager: Any) -> Callable[[str], Any]:
+    """Gives a request's block ids by group, as they are now."""
+    state = getattr(scheduler_output, "kv_connector_block_state", None)
+    if state is not None:
+        return state.resolve_block_ids  # type: ignore[no-any-return]
+    return kv_cache_manager.get_block_ids  # type: ignore[no-any-return]

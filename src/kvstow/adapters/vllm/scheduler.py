@@ -1,0 +1,218 @@
+"""The scheduler's half of the connector: vLLM's events to the planner's, and its answers back.
+
+Runs in the engine-core process, on its thread. Does no I/O.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+from vllm.v1.request import RequestStatus
+
+from kvstow.adapters.vllm.compat import block_hashes_are_stable, block_tables
+from kvstow.adapters.vllm.lora import Adapter, AdapterDigests, AdapterState
+from kvstow.adapters.vllm.request_keys import RequestKeys
+from kvstow.adapters.vllm.transport import StowHandshake, StowMetadata, StowWorkerMetadata
+from kvstow.clock import SystemClock
+from kvstow.config.settings import Settings
+from kvstow.lifecycle.messages import RequestId, Tier
+from kvstow.lifecycle.planner import Planner, PlannerLimits
+from kvstow.lifecycle.requests import Lookup
+from kvstow.metrics import Metric, Recorder
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
+
+_SOURCES = {Tier.ARENA: CacheHitSource.HOST, Tier.DISK: CacheHitSource.DISK}
+
+
+class _Known:
+    """A live request and its chunk ids, once they can be made."""
+
+    __slots__ = ("adapter", "keys", "request")
+
+    def __init__(self, request: Request, adapter: Adapter | None) -> None:
+        self.request = request
+        self.adapter = adapter
+        self.keys: RequestKeys | None = None
+
+
+class SchedulerHalf:
+    """Feeds the planner.
+
+    Args:
+        settings: what the user chose.
+        block_tokens: tokens per block, by group.
+        hash_tokens: tokens that one of the engine's block hashes covers.
+    """
+
+    def __init__(self, settings: Settings, block_tokens: tuple[int, ...], hash_tokens: int) -> None:
+        self._settings = settings
+        self._hash_tokens = hash_tokens
+        self.recorder = Recorder()
+        limits = PlannerLimits(
+            chunk_tokens=settings.chunk_tokens,
+            block_tokens=block_tokens,
+            loads=settings.loads,
+            saves=settings.saves,
+            min_load_tokens=settings.load_tokens_min,
+            load_timeout_s=settings.load_timeout_s,
+            pending_loads_max=settings.pending_loads_max,
+            pending_saves_max=settings.pending_saves_max,
+            pending_writes_max=settings.pending_writes_max if settings.disk_path else 0,
+            disk_cooldown_s=settings.disk_cooldown_s,
+        )
+        self.planner = Planner(limits, SystemClock(), self.recorder)
+        self._known: dict[str, _Known] = {}
+        self._adapters = AdapterDigests()
+        self._cache_manager: KVCacheManager | None = None
+        self._use_engine_hashes: bool | None = None
+
+    # ---- start -------------------------------------------------------------------------
+
+    def open(self, handshakes: Mapping[Any, StowHandshake]) -> None:
+        """Take the workers' hellos; raises ConfigError if they disagree."""
+        hellos = [handshake.hello for handshake in handshakes.values()]
+        self.planner.open(hellos)
+        directory = self.planner.directory
+        for group in directory.group_ids:
+            logger.info(
+                "kvstow: group %d: chunk of %d tokens = %d bytes a frame on rank 0; arena holds %d chunks; "
+                "disk holds %d, %d found there",
+                group,
+                self._settings.chunk_tokens,
+                hellos[0].frame_bytes[group],
+                directory.arena_slots(group),
+                min(hello.disk_frames[group] for hello in hellos),
+                directory.disk_in_use(group),
+            )
+
+    def bind_cache_manager(self, manager: KVCacheManager) -> None:
+        """Keep the engine's cache manager, to ask it for block tables."""
+        self._cache_manager = manager
+
+    # ---- the engine's events -----------------------------------------------------------
+
+    def new_request(self, request: Request) -> None:
+        """A request arrived."""
+        adapter = None
+        lora = request.lora_request
+        if lora is not None:
+            adapter = self._adapters.lookup(lora.lora_int_id, lora.lora_path, lora.load_inplace)
+        self._known[request.request_id] = _Known(request, adapter)
+
+    def matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]:
+        """Tokens beyond ``computed`` to load, and whether loading is asynchronous; polled."""
+        if request.skip_reading_prefix_cache:
+            return 0, False
+        known = self._known.get(request.request_id)
+        if known is None or not self._is_cacheable(known):
+            return 0, False
+        keys = self._keys(known)
+        if keys is None:
+            return None, False
+        match = self.planner.match(
+            RequestId(request.request_id), keys.update(request), request.num_tokens, computed
+        )
+        if match.lookup is Lookup.PENDING:
+            return None, False
+        return match.tokens, match.lookup is Lookup.HIT
+
+    def allocated(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
+        """The engine gave the request blocks and expects ``external`` tokens to be loaded."""
+        if external:
+            self.recorder.count(Metric.LOOKUP_HIT_TOKENS, external)
+        tables = blocks.get_block_ids() if external else ()
+        self.planner.allocated(RequestId(request.request_id), tables, external)
+
+    def hit_sources(self, request: Request, external: int) -> dict[CacheHitSource, int]:
+        """Which tier the promised tokens come from."""
+        tokens = self.planner.promised_by_tier(RequestId(request.request_id))
+        if sum(tokens.values()) != external:
+            return {CacheHitSource.EXTERNAL_UNSPECIFIED: external} if external else {}
+        return {_SOURCES[tier]: count for tier, count in tokens.items() if count}
+
+    def build_metadata(self, output: SchedulerOutput) -> StowMetadata:
+        """Note what the step means for saves, and take the planner's orders."""
+        tables = block_tables(output, self._cache_manager)
+        self._note_preemptions(output)
+        for request_id in output.num_scheduled_tokens:
+            known = self._known.get(request_id)
+            if known is not None:
+                self._note_progress(known, lambda request_id=request_id: tables(request_id))
+        return StowMetadata(self.planner.step(), is_idle=output.total_num_scheduled_tokens == 0)
+
+    def worker_output(self, output: KVConnectorOutput) -> None:
+        """Reports came back from the workers."""
+        metadata = output.kv_connector_worker_meta
+        if isinstance(metadata, StowWorkerMetadata):
+            for report in metadata.reports:
+                self.planner.report(report)
+
+    def finished(self, request: Request, blocks: tuple[list[int], ...]) -> bool:
+        """The request ended; whether its blocks must wait for a save."""
+        known = self._known.pop(request.request_id, None)
+        if known is not None and blocks:
+            self._note_progress(known, lambda: blocks)
+        return self.planner.finished(RequestId(request.request_id))
+
+    # ---- inside ------------------------------------------------------------------------
+
+    def _note_preemptions(self, output: SchedulerOutput) -> None:
+        if not self.planner.saves_in_flight:
+            return
+        reset = output.preempted_req_ids or ()
+        resumed = output.scheduled_cached_reqs.resumed_req_ids
+        for request_id, known in self._known.items():
+            if (
+                known.request.status is RequestStatus.PREEMPTED
+                or request_id in reset
+                or request_id in resumed
+            ):
+                self.planner.preempted(RequestId(request_id))
+
+    def _note_progress(self, known: _Known, blocks: Any) -> None:
+        if not self._is_cacheable(known):
+            return
+        keys = self._keys(known)
+        if keys is None:
+            return
+        request = known.request
+        # Tokens of this very step are not computed yet; sampled ones that may still be
+        # rejected have no chunk id yet.
+        computed = request.num_computed_tokens
+        if self._settings.save == "prompt":
+            computed = min(computed, request.num_prompt_tokens)
+        self.planner.progress(RequestId(request.request_id), keys.update(request), computed, blocks)
+
+    @staticmethod
+    def _is_cacheable(known: _Known) -> bool:
+        return known.adapter is None or known.adapter.state is not AdapterState.UNUSABLE
+
+    def _keys(self, known: _Known) -> RequestKeys | None:
+        """The request's chunk ids, or None while its adapter is being read."""
+        if known.keys is not None:
+            return known.keys
+        digest = b""
+        if known.adapter is not None:
+            if known.adapter.state is AdapterState.READING:
+                return None
+            digest = known.adapter.digest
+        if self._use_engine_hashes is None:
+            # The seed is set after the connector was made, before the first request.
+            self._use_engine_hashes = block_hashes_are_stable()
+        known.keys = RequestKeys(
+            known.request,
+            chunk_tokens=self._settings.chunk_tokens,
+            hash_tokens=self._hash_tokens if self._use_engine_hashes else 0,
+            adapter_digest=digest,
+        )
+        return known.keys

@@ -1,0 +1,118 @@
+"""A request as the planner knows it: one phase, one generation, its chunks and its jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+import msgspec
+
+from kvstow.keys.ids import ChunkId, ChunkRef, Rank
+from kvstow.layout.geometry import GroupId
+from kvstow.lifecycle.messages import Fault, JobId, LoadItem, RequestId, SaveItem, Slot
+
+
+class Phase(Enum):
+    """Where a request is in its life; see docs/design, section 5."""
+
+    NEW = "new"
+    MISSED = "missed"
+    PROMISED = "promised"
+    LOADING = "loading"
+    LOADED = "loaded"
+    FAILED = "failed"
+
+
+class Lookup(Enum):
+    """What the planner answers to a match."""
+
+    HIT = "hit"
+    PENDING = "pending"
+    MISS = "miss"
+
+
+class Match(msgspec.Struct, frozen=True):
+    """The answer to a match: how many tokens beyond ``computed`` would be loaded."""
+
+    lookup: Lookup
+    tokens: int = 0
+
+
+MISS = Match(Lookup.MISS)
+PENDING = Match(Lookup.PENDING)
+
+
+class TrackedRequest:
+    """One use of a request id."""
+
+    __slots__ = (
+        "boundary",
+        "chunks",
+        "denied",
+        "floor",
+        "generation",
+        "next_save",
+        "phase",
+        "request_id",
+        "save_jobs",
+    )
+
+    def __init__(self, request_id: RequestId, generation: int) -> None:
+        self.request_id = request_id
+        self.generation = generation
+        self.phase = Phase.NEW
+        self.chunks: Sequence[ChunkId] = ()
+        self.floor = 0
+        self.boundary = 0
+        self.denied: set[ChunkId] = set()
+        self.next_save = 0
+        self.save_jobs: set[JobId] = set()
+
+
+class LoadRun:
+    """A load that some rank has not reported yet."""
+
+    __slots__ = ("abandoned", "busy", "faults", "items", "pinned", "refused", "request", "waiting")
+
+    def __init__(
+        self, request: TrackedRequest, items: tuple[LoadItem, ...], pinned: list[ChunkRef], ranks: int
+    ) -> None:
+        self.request = request
+        self.items = items
+        self.pinned = pinned
+        self.waiting = {Rank(rank) for rank in range(ranks)}
+        self.faults: dict[int, Fault] = {}
+        self.busy: dict[tuple[GroupId, Slot], int] = {}
+        self.refused = False
+        self.abandoned = False
+
+
+class SaveRun:
+    """A save that some rank has not reported yet."""
+
+    __slots__ = ("failed", "items", "pinned", "request", "stop", "waiting")
+
+    def __init__(
+        self,
+        request: TrackedRequest,
+        items: tuple[SaveItem, ...],
+        pinned: list[ChunkRef],
+        stop: int,
+        ranks: int,
+    ) -> None:
+        self.request = request
+        self.items = items
+        self.pinned = pinned
+        self.stop = stop
+        self.waiting = {Rank(rank) for rank in range(ranks)}
+        self.failed: set[int] = set()
+
+
+class WriteRun:
+    """A copy to disk that some rank has not reported yet."""
+
+    __slots__ = ("stored", "waiting")
+
+    def __init__(self, ranks: int) -> None:
+        self.waiting = {Rank(rank) for rank in range(ranks)}
+        self.stored = True

@@ -1,0 +1,133 @@
+"""One load or save on one rank, shared between the threads that work on it and its deadline.
+
+The lock is held while blocks are read or written and when a job is given up, so a job that was
+reported failed never touches a block again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from kvstow.layout.geometry import GroupId
+from kvstow.lifecycle.messages import (
+    NO_SLOT,
+    FailedItem,
+    Fault,
+    LoadJob,
+    LoadReport,
+    SaveJob,
+    SaveReport,
+    Slot,
+    Tier,
+)
+
+
+class LoadTransfer:
+    """A load in flight on this rank. Any thread."""
+
+    def __init__(self, job: LoadJob) -> None:
+        self.job = job
+        self._lock = threading.Lock()
+        self._left = len(job.items)
+        self._started = False
+        self._over = False
+        self._faults: dict[int, Fault] = {}
+        self._reading: set[int] = set()
+
+    def begin(self, item: int) -> bool:
+        """Enter ``item``; False if the job is over or failed, so that it need not be done."""
+        with self._lock:
+            if self._over or self._faults:
+                return False
+            self._started = True
+            self._reading.add(item)
+            return True
+
+    @property
+    def has_started(self) -> bool:
+        """Whether any item was begun."""
+        return self._started
+
+    def write_blocks(self, copy: Callable[[], None]) -> None:
+        """Run ``copy`` unless the job is over: nothing may write its blocks after that."""
+        with self._lock:
+            if not self._over:
+                copy()
+
+    def end(self, item: int, fault: Fault | None) -> tuple[LoadReport | None, bool]:
+        """Leave ``item``.
+
+        Returns:
+            The job's report, if this was its last item; and whether the job was over before,
+            so that a slot this item kept busy is free only now.
+        """
+        with self._lock:
+            self._reading.discard(item)
+            if self._over:
+                return None, True
+            if fault is not None:
+                self._faults[item] = fault
+            self._left -= 1
+            if self._left:
+                return None, False
+            self._over = True
+            return self._report(()), False
+
+    def give_up(self, fault: Fault) -> LoadReport | None:
+        """End the job now; None if it is over already. Waits for at most one block copy."""
+        with self._lock:
+            if self._over:
+                return None
+            self._over = True
+            items = self.job.items
+            for item in range(len(items)):
+                self._faults.setdefault(item, fault)
+            busy = tuple(
+                (items[item].ref.group, items[item].slot)
+                for item in sorted(self._reading)
+                if items[item].source is Tier.DISK and items[item].slot != NO_SLOT
+            )
+            return self._report(busy)
+
+    def _report(self, busy: tuple[tuple[GroupId, Slot], ...]) -> LoadReport:
+        failed = tuple(FailedItem(item, fault) for item, fault in sorted(self._faults.items()))
+        return LoadReport(self.job.job, failed, busy=busy)
+
+
+class SaveTransfer:
+    """A save in flight on this rank. Any thread."""
+
+    def __init__(self, job: SaveJob, submitted_s: float) -> None:
+        self.job = job
+        self.submitted_s = submitted_s
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self._faults: dict[int, Fault] = {}
+
+    def read_blocks(self, item: int, copy: Callable[[], None]) -> bool:
+        """Run ``copy`` unless the job was cancelled; False if it was."""
+        with self._lock:
+            if self._cancelled:
+                self._faults[item] = Fault.CANCELLED
+                return False
+            copy()
+            return True
+
+    def fail(self, item: int, fault: Fault) -> None:
+        """Note that ``item`` holds nothing."""
+        self._faults[item] = fault
+
+    def cancel(self) -> None:
+        """No copy begins after this returns, and none is running: the blocks may be reused.
+
+        Waits for at most one chunk's copy.
+        """
+        with self._lock:
+            self._cancelled = True
+
+    def report(self) -> SaveReport:
+        """What became of it; once every item was tried."""
+        return SaveReport(
+            self.job.job, tuple(FailedItem(item, fault) for item, fault in sorted(self._faults.items()))
+        )

@@ -1,0 +1,440 @@
+"""Carries out work orders on one rank: all I/O, all threads, and the deadline of every load.
+
+::
+
+    saver    gather blocks -> arena slot, seal           then hand the slot to the writer
+    loader   arena slot -> verify -> scatter to blocks
+    readers  disk -> slot or staging frame -> verify -> scatter to blocks
+    writer   removes, and arena slot -> disk, in the order they came
+
+`Worker.submit` and `Worker.poll` are called on the engine's thread, never block on I/O and
+never raise for what a store does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from kvstow.clock import Clock
+from kvstow.codec.base import Codec
+from kvstow.errors import CorruptFrameError, StoreError
+from kvstow.keys.chain import frame_key
+from kvstow.keys.ids import ChunkRef, NamespaceDigest, Rank
+from kvstow.layout.geometry import GroupId, Layout
+from kvstow.lifecycle.executors import Executor
+from kvstow.lifecycle.ledger import LoadLedger
+from kvstow.lifecycle.messages import (
+    NO_SLOT,
+    Fault,
+    Hold,
+    JobId,
+    LoadItem,
+    LoadJob,
+    LoadReport,
+    Report,
+    RequestId,
+    SaveItem,
+    SaveJob,
+    SaveReport,
+    Slot,
+    Tier,
+    WorkOrder,
+    WriteReport,
+)
+from kvstow.lifecycle.transfers import LoadTransfer, SaveTransfer
+from kvstow.metrics import Metric, OnceLogger, Recorder
+from kvstow.stores.arena import Arena, StagingFrame
+from kvstow.stores.base import FrameName, Store
+from kvstow.stores.framing import FrameIdentity, FrameKind, open_frame, payload_of, seal
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+class WorkerLimits(msgspec.Struct, frozen=True):
+    """Bounds on one rank's work.
+
+    Attributes:
+        load_timeout_s: how long a load may take from when its copy begins, see `LoadLedger`.
+        save_timeout_s: how long a save may wait in the queue.
+        shutdown_s_max: how long the queued writes may take at the end.
+    """
+
+    load_timeout_s: float
+    save_timeout_s: float
+    shutdown_s_max: float
+
+
+class Executors(msgspec.Struct, frozen=True):
+    """Where each kind of work runs."""
+
+    saver: Executor
+    loader: Executor
+    readers: Executor
+    writer: Executor
+
+
+class Worker:
+    """One rank's hands.
+
+    Args:
+        rank: this rank.
+        namespace: digest of this rank's namespace.
+        layout: what the blocks look like.
+        codecs: one for each group, by group.
+        arena: this rank's DRAM.
+        disk: this rank's disk, or None.
+        limits: bounds.
+        executors: where the work runs.
+        clock: monotonic time.
+        recorder: counts what happens.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        namespace: NamespaceDigest,
+        layout: Layout,
+        codecs: Sequence[Codec],
+        arena: Arena,
+        disk: Store | None,
+        limits: WorkerLimits,
+        executors: Executors,
+        clock: Clock,
+        recorder: Recorder,
+    ) -> None:
+        self._rank = rank
+        self._namespace = namespace
+        self._layout = layout
+        self._codecs = codecs
+        self._arena = arena
+        self._disk = disk
+        self._limits = limits
+        self._executors = executors
+        self._clock = clock
+        self._recorder = recorder
+        self._failures = OnceLogger(logger, clock)
+        self._ledger = LoadLedger(clock, limits.load_timeout_s)
+        self._loads: dict[JobId, LoadTransfer] = {}
+        self._saves: dict[JobId, SaveTransfer] = {}
+        self._holds: list[Hold] = []
+        # Filled by the threads, drained by `poll`: deque's append and popleft are atomic.
+        self._load_reports: deque[LoadReport] = deque()
+        self._save_reports: deque[SaveReport] = deque()
+        self._write_reports: deque[WriteReport] = deque()
+        self._freed: deque[tuple[GroupId, Slot]] = deque()
+        self._finished_loads: list[tuple[RequestId, bool]] = []
+        self._news = threading.Event()
+
+    # ---- the engine's thread -----------------------------------------------------------
+
+    def fence(self, jobs: Iterable[JobId]) -> None:
+        """Return once no copy out of the blocks of these saves runs or will run.
+
+        Waits for at most one chunk's copy for each job.
+        """
+        for job in jobs:
+            transfer = self._saves.get(job)
+            if transfer is not None:
+                transfer.cancel()
+
+    def submit(self, order: WorkOrder) -> None:
+        """Begin what ``order`` asks for. Its fences are the caller's, before the forward."""
+        if order.removes and self._disk is not None:
+            self._remove(order.removes)
+        for save in order.saves:
+            self._submit_save(save)
+        for write in order.writes:
+            self._submit_write(write.ref, write.slot)
+        for load in order.loads:
+            self._submit_load(load)
+        for job in order.abandons:
+            self._abandon(job)
+        self._holds.extend(order.holds)
+
+    def wait_for_news(self, wait_s: float) -> None:
+        """Wait until something ended, at most ``wait_s``, if a load or save is in flight.
+
+        For a step that has nothing to compute: it saves the loads' threads an engine that spins.
+        """
+        if self._loads or self._saves:
+            self._news.wait(wait_s)
+
+    def poll(self) -> tuple[Report | None, list[tuple[RequestId, bool]], list[RequestId]]:
+        """What ended since the last call, with loads past their bound ended here.
+
+        Returns:
+            The report for the planner (None if nothing ended); requests whose load ended and
+            whether it succeeded; and held requests whose saves have ended.
+        """
+        self._news.clear()
+        self._expire()
+        loads = _drain(self._load_reports)
+        for report in loads:
+            self._load_ended(report)
+        saves = _drain(self._save_reports)
+        for save in saves:
+            self._saves.pop(save.job, None)
+        writes = _drain(self._write_reports)
+        freed = _drain(self._freed)
+        finished, self._finished_loads = self._finished_loads, []
+        sent = self._release_holds()
+        if not (loads or saves or writes or freed):
+            return None, finished, sent
+        report_up = Report(self._rank, tuple(loads), tuple(saves), tuple(writes), tuple(freed))
+        return report_up, finished, sent
+
+    def shutdown(self) -> None:
+        """Give up loads and saves, let queued writes finish for a bounded time, close the stores."""
+        for transfer in self._loads.values():
+            transfer.give_up(Fault.CANCELLED)
+        executors = self._executors
+        # Saves first: what they copy is still to be written.
+        left = executors.saver.close(self._limits.shutdown_s_max / 2)
+        left += executors.writer.close(self._limits.shutdown_s_max / 2)
+        executors.loader.close(0.1)
+        executors.readers.close(0.1)
+        if left:
+            logger.warning(
+                "kvstow: %d saves or writes were still queued after %.0f s; they are lost, "
+                "raise shutdown_s_max to keep more",
+                left,
+                self._limits.shutdown_s_max,
+            )
+        self._failures.flush()
+        if self._disk is not None:
+            self._disk.close()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no load and no save is in flight."""
+        return not self._loads and not self._saves
+
+    # ---- saves -------------------------------------------------------------------------
+
+    def _submit_save(self, job: SaveJob) -> None:
+        transfer = SaveTransfer(job, self._clock.monotonic_s())
+        self._saves[job.job] = transfer
+        if not self._executors.saver.submit(partial(self._run_save, transfer)):
+            self._failures.warn(
+                "save queue full", f"save of {len(job.items)} frames dropped; raise pending_saves_max"
+            )
+            for item in range(len(job.items)):
+                self._skip_save(transfer, item, Fault.CANCELLED)
+            self._save_reports.append(transfer.report())
+
+    def _run_save(self, transfer: SaveTransfer) -> None:
+        waited_s = self._clock.monotonic_s() - transfer.submitted_s
+        if waited_s > self._limits.save_timeout_s:
+            self._failures.warn("late save", f"a save waited {waited_s:.1f} s in the queue; dropped")
+            transfer.cancel()
+        for index, item in enumerate(transfer.job.items):
+            self._save_item(transfer, index, item)
+        self._save_reports.append(transfer.report())
+        self._news.set()
+
+    def _save_item(self, transfer: SaveTransfer, index: int, item: SaveItem) -> None:
+        group = item.ref.group
+        frame = self._arena.frame(group, item.slot)
+        payload = payload_of(frame, self._layout.payload_bytes(group))
+
+        def copy() -> None:
+            self._codecs[group].gather(item.blocks, payload)
+
+        try:
+            copied = transfer.read_blocks(index, copy)
+        except ValueError as error:
+            self._failures.error("save", f"{_shown(item.ref)} not saved: {error}; please report this")
+            self._recorder.count(Metric.SAVE_FAILED)
+            self._skip_save(transfer, index, Fault.UNAVAILABLE)
+            return
+        if not copied:
+            self._skip_save(transfer, index, Fault.CANCELLED)
+            return
+        seal(frame, self._identity(item.ref))
+        self._recorder.count(Metric.SAVED_BYTES, len(payload))
+        if item.write:
+            self._submit_write(item.ref, item.slot)
+
+    def _skip_save(self, transfer: SaveTransfer, index: int, fault: Fault) -> None:
+        transfer.fail(index, fault)
+        item = transfer.job.items[index]
+        if item.write:
+            self._write_reports.append(WriteReport(item.ref, stored=False))
+
+    def _release_holds(self) -> list[RequestId]:
+        sent = [hold.request for hold in self._holds if not any(job in self._saves for job in hold.jobs)]
+        self._holds = [hold for hold in self._holds if any(job in self._saves for job in hold.jobs)]
+        return sent
+
+    # ---- writes ------------------------------------------------------------------------
+
+    def _submit_write(self, ref: ChunkRef, slot: Slot) -> None:
+        if self._disk is None or not self._executors.writer.submit(partial(self._run_write, ref, slot)):
+            self._recorder.count(Metric.DISK_WRITE_SKIPPED)
+            self._write_reports.append(WriteReport(ref, stored=False))
+
+    def _run_write(self, ref: ChunkRef, slot: Slot) -> None:
+        assert self._disk is not None
+        stored = False
+        try:
+            self._disk.put(self._name(ref), self._arena.frame(ref.group, slot))
+            stored = True
+        except StoreError as error:
+            self._failures.warn("disk write", f"{_shown(ref)} is kept in the arena only: {error}")
+        finally:
+            self._write_reports.append(WriteReport(ref, stored))
+
+    def _remove(self, refs: tuple[ChunkRef, ...]) -> None:
+        if not self._executors.writer.submit(partial(self._run_remove, refs)):
+            # The names stay on disk until a scan; the store's own budget still holds.
+            self._failures.warn("disk remove", f"{len(refs)} frames could not be queued for removal")
+
+    def _run_remove(self, refs: tuple[ChunkRef, ...]) -> None:
+        assert self._disk is not None
+        try:
+            self._disk.remove([self._name(ref) for ref in refs])
+        except StoreError as error:
+            self._failures.warn("disk remove", f"{len(refs)} frames: {error}")
+
+    # ---- loads -------------------------------------------------------------------------
+
+    def _submit_load(self, job: LoadJob) -> None:
+        transfer = LoadTransfer(job)
+        self._loads[job.job] = transfer
+        self._ledger.dispatch(job.job)
+        if not job.items:
+            self._load_reports.append(LoadReport(job.job, refused=True))
+            return
+        arena_items = [index for index, item in enumerate(job.items) if item.source is Tier.ARENA]
+        queued = not arena_items or self._executors.loader.submit(
+            partial(self._run_arena_items, transfer, arena_items)
+        )
+        for index, item in enumerate(job.items):
+            if queued and item.source is Tier.DISK:
+                queued = self._executors.readers.submit(partial(self._run_disk_item, transfer, index))
+        if not queued:
+            self._failures.warn(
+                "load queue full", f"load of {len(job.items)} frames refused; the request recomputes"
+            )
+            self._give_up(transfer, Fault.UNAVAILABLE)
+
+    def _run_arena_items(self, transfer: LoadTransfer, indexes: Sequence[int]) -> None:
+        for index in indexes:
+            item = transfer.job.items[index]
+            fault: Fault | None = Fault.CANCELLED
+            if transfer.begin(index):
+                fault = self._deliver(transfer, item, self._arena.frame(item.ref.group, item.slot))
+            self._end_item(transfer, index, fault)
+
+    def _run_disk_item(self, transfer: LoadTransfer, index: int) -> None:
+        item = transfer.job.items[index]
+        staging: StagingFrame | None = None
+        fault: Fault | None = Fault.CANCELLED
+        if transfer.begin(index):
+            frame = None
+            if item.slot != NO_SLOT:
+                frame = self._arena.frame(item.ref.group, item.slot)
+            else:
+                # There is one for each reader, so this waits only if one was lost.
+                staging = self._arena.acquire_staging(item.ref.group, wait_s_max=0.0)
+                frame = staging.frame if staging is not None else None
+            fault = self._read(transfer, item, frame) if frame is not None else Fault.UNAVAILABLE
+        if staging is not None:
+            staging.release()
+        self._end_item(transfer, index, fault)
+
+    def _read(self, transfer: LoadTransfer, item: LoadItem, frame: memoryview) -> Fault | None:
+        assert self._disk is not None
+        try:
+            found = self._disk.get_into(self._name(item.ref), frame)
+        except CorruptFrameError as error:
+            return self._corrupt(item, error)
+        except StoreError as error:
+            self._failures.error("disk read", f"{_shown(item.ref)}: {error}; the request recomputes")
+            return Fault.UNAVAILABLE
+        self._recorder.count(Metric.DISK_READS)
+        return self._deliver(transfer, item, frame) if found else Fault.ABSENT
+
+    def _deliver(self, transfer: LoadTransfer, item: LoadItem, frame: memoryview) -> Fault | None:
+        """Verify ``frame`` and copy it into the item's blocks."""
+        try:
+            payload = open_frame(frame, self._identity(item.ref))
+            codec = self._codecs[item.ref.group]
+            transfer.write_blocks(lambda: codec.scatter(item.blocks, payload, item.skip_blocks))
+        except CorruptFrameError as error:
+            return self._corrupt(item, error)
+        except ValueError as error:
+            self._failures.error("load", f"{_shown(item.ref)} not loaded: {error}; please report this")
+            return Fault.UNAVAILABLE
+        return None
+
+    def _corrupt(self, item: LoadItem, error: CorruptFrameError) -> Fault:
+        self._recorder.count(Metric.CORRUPT_FRAMES)
+        self._failures.error("corrupt frame", f"{_shown(item.ref)} in the {item.source}: {error}")
+        return Fault.CORRUPT
+
+    def _end_item(self, transfer: LoadTransfer, index: int, fault: Fault | None) -> None:
+        report, was_over = transfer.end(index, fault)
+        if report is not None:
+            self._load_reports.append(report)
+            self._news.set()
+        item = transfer.job.items[index]
+        if was_over and fault is not Fault.CANCELLED and item.source is Tier.DISK and item.slot != NO_SLOT:
+            self._freed.append((item.ref.group, item.slot))
+
+    def _expire(self) -> None:
+        for job, transfer in self._loads.items():
+            if transfer.has_started:
+                self._ledger.started(job)
+        for job in self._ledger.expired():
+            self._give_up(self._loads[job], Fault.TIMEOUT)
+
+    def _abandon(self, job: JobId) -> None:
+        transfer = self._loads.get(job)
+        if transfer is None:
+            self._load_reports.append(LoadReport(job, refused=True))
+        else:
+            self._give_up(transfer, Fault.TIMEOUT)
+
+    def _give_up(self, transfer: LoadTransfer, fault: Fault) -> None:
+        report = transfer.give_up(fault)
+        if report is not None:
+            self._load_reports.append(report)
+
+    def _load_ended(self, report: LoadReport) -> None:
+        self._ledger.ended(report.job)
+        transfer = self._loads.pop(report.job, None)
+        if transfer is not None:
+            self._finished_loads.append((transfer.job.request, not report.failed and not report.refused))
+
+    # ---- names -------------------------------------------------------------------------
+
+    def _name(self, ref: ChunkRef) -> FrameName:
+        return FrameName(frame_key(self._namespace, ref.group, ref.chunk), ref)
+
+    def _identity(self, ref: ChunkRef) -> FrameIdentity:
+        return FrameIdentity(
+            kind=FrameKind.CHUNK,
+            key=frame_key(self._namespace, ref.group, ref.chunk),
+            namespace=self._namespace,
+            rank=self._rank,
+            payload_bytes=self._layout.payload_bytes(ref.group),
+        )
+
+
+def _shown(ref: ChunkRef) -> str:
+    return f"chunk {ref.index} of group {ref.group} ({ref.chunk.hex()[:16]})"
+
+
+def _drain(reports: deque[_T]) -> list[_T]:
+    """Everything in ``reports`` now; the threads may append meanwhile."""
+    return [reports.popleft() for _ in range(len(reports))]

@@ -1,0 +1,131 @@
+"""A small stand-in for an engine: one planner, ranks that answer as a test says."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from kvstow.clock import ManualClock
+from kvstow.keys.ids import ROOT_CHUNK, ChunkId, ChunkRef, NamespaceDigest, Rank
+from kvstow.layout.geometry import BlockId, GroupId
+from kvstow.lifecycle.messages import (
+    FailedItem,
+    Fault,
+    Held,
+    Hello,
+    JobId,
+    LoadReport,
+    Report,
+    RequestId,
+    SaveReport,
+    WorkOrder,
+    WriteReport,
+)
+from kvstow.lifecycle.planner import Planner, PlannerLimits
+from kvstow.metrics import Recorder
+
+CHUNK = 8
+BLOCK = 4
+
+
+def chunk_ids(prompt: str, count: int) -> list[ChunkId]:
+    """Ids of a made-up prompt: ``prompt`` names it."""
+    return [ChunkId(hashlib.sha256(f"{prompt}/{index}".encode()).digest()) for index in range(count)]
+
+
+def refs(ids: Sequence[ChunkId], group: int = 0) -> list[ChunkRef]:
+    return [
+        ChunkRef(GroupId(group), index, chunk, ids[index - 1] if index else ROOT_CHUNK)
+        for index, chunk in enumerate(ids)
+    ]
+
+
+def hello(
+    rank: int = 0,
+    world_size: int = 1,
+    *,
+    slots: int = 16,
+    disk_frames: int = 0,
+    groups: int = 1,
+    inventory: Sequence[Held] = (),
+    namespace: bytes = b"n" * 32,
+) -> Hello:
+    return Hello(
+        rank=Rank(rank),
+        world_size=world_size,
+        namespace=NamespaceDigest(namespace),
+        chunk_tokens=CHUNK,
+        block_tokens=(BLOCK,) * groups,
+        frame_bytes=(8192,) * groups,
+        arena_slots=(slots,) * groups,
+        disk_frames=(disk_frames,) * groups,
+        inventory=tuple(inventory),
+        version="test",
+    )
+
+
+def limits(**changes: object) -> PlannerLimits:
+    values: dict[str, object] = {
+        "chunk_tokens": CHUNK,
+        "block_tokens": (BLOCK,),
+        "loads": True,
+        "saves": True,
+        "min_load_tokens": 1,
+        "load_timeout_s": 10.0,
+        "pending_loads_max": 64,
+        "pending_saves_max": 64,
+        "pending_writes_max": 64,
+        "disk_cooldown_s": 30.0,
+    }
+    return PlannerLimits(**{**values, **changes})  # type: ignore[arg-type]
+
+
+class Bench:
+    """A planner with everything it needs, and shorthands for what engines and workers do."""
+
+    def __init__(self, *hellos: Hello, **changes: object) -> None:
+        self.clock = ManualClock()
+        self.recorder = Recorder()
+        self.planner = Planner(limits(**changes), self.clock, self.recorder)
+        self.hellos = hellos or (hello(),)
+        self.planner.open(self.hellos)
+
+    @property
+    def directory(self):  # noqa: ANN201 - the planner's own type
+        return self.planner.directory
+
+    def counted(self, name: str) -> float:
+        return self.recorder.snapshot()[name]
+
+    @staticmethod
+    def tables(tokens: int, groups: int = 1) -> list[list[BlockId]]:
+        """Block tables for ``tokens``; block ids are 100, 101, ..."""
+        return [[BlockId(100 + index) for index in range(-(-tokens // BLOCK))] for _ in range(groups)]
+
+    def answer(self, order: WorkOrder, ranks: Sequence[int] | None = None) -> None:
+        """Every rank does all of ``order`` well."""
+        for rank in ranks if ranks is not None else range(len(self.hellos)):
+            writes = [item.ref for save in order.saves for item in save.items if item.write]
+            writes += [write.ref for write in order.writes]
+            self.planner.report(
+                Report(
+                    Rank(rank),
+                    loads=tuple(LoadReport(load.job, refused=not load.items) for load in order.loads),
+                    saves=tuple(SaveReport(save.job) for save in order.saves),
+                    writes=tuple(WriteReport(ref, stored=True) for ref in writes),
+                )
+            )
+
+    def fail_load(self, job: JobId, items: Sequence[int], fault: Fault, rank: int = 0) -> None:
+        failed = tuple(FailedItem(item, fault) for item in items)
+        self.planner.report(Report(Rank(rank), loads=(LoadReport(job, failed),)))
+
+    def save_prompt(self, prompt: str, chunks: int, request: str = "saver") -> list[ChunkId]:
+        """Save ``chunks`` chunks through a request of its own."""
+        ids = chunk_ids(prompt, chunks)
+        name = RequestId(request)
+        self.planner.match(name, ids, chunks * CHUNK + 1, 0)
+        self.planner.progress(name, ids, chunks * CHUNK, lambda: self.tables(chunks * CHUNK))
+        self.planner.finished(name)
+        self.answer(self.planner.step())
+        return ids

@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lifecycle_bench import chunk_ids, refs
+
+from kvstow.clock import ManualClock
+from kvstow.codec.reference import ReferenceCodec
+from kvstow.errors import StoreUnavailableError
+from kvstow.keys.ids import ChunkRef, NamespaceDigest, Rank
+from kvstow.layout.geometry import BlockId, Group, GroupId, GroupKind, Layout, RegionId, Segment
+from kvstow.lifecycle.messages import (
+    NO_SLOT,
+    Fault,
+    Hold,
+    JobId,
+    LoadItem,
+    LoadJob,
+    RequestId,
+    SaveItem,
+    SaveJob,
+    Slot,
+    Tier,
+    WorkOrder,
+    WriteItem,
+)
+from kvstow.lifecycle.worker import Executors, Worker, WorkerLimits
+from kvstow.metrics import Recorder
+from kvstow.stores.arena import Arena
+from kvstow.stores.base import FrameName, StoredFrame
+from kvstow.stores.disk.root import DiskRoot
+from kvstow.stores.disk.store import DiskStore
+from kvstow.stores.framing import frame_bytes
+from kvstow.testing.executors import SteppedExecutor
+
+BLOCKS, BLOCK_BYTES, PER_CHUNK = 16, 96, 2
+R = RequestId("r")
+NAMESPACE = NamespaceDigest(b"n" * 32)
+
+
+def small_layout() -> Layout:
+    segments = tuple(
+        Segment(f"layer.{layer}", RegionId(0), layer * BLOCKS * BLOCK_BYTES, BLOCK_BYTES, BLOCK_BYTES)
+        for layer in range(2)
+    )
+    group = Group(GroupId(0), GroupKind.PAGED, 4, BLOCKS, "uint8", segments)
+    return Layout((group,), chunk_tokens=4 * PER_CHUNK)
+
+
+class OneRank:
+    """A worker over real memory, arena and disk, whose tasks run when the test says."""
+
+    def __init__(self, disk: object) -> None:
+        layout = small_layout()
+        self.memory = np.arange(2 * BLOCKS * BLOCK_BYTES, dtype=np.uint32).astype(np.uint8)
+        self.original = self.memory.copy()
+        frame = frame_bytes(layout.payload_bytes(GroupId(0)))
+        self.arena = Arena((4,), (frame,), 1)
+        self.clock = ManualClock()
+        self.recorder = Recorder()
+        self.saver, self.loader = SteppedExecutor(), SteppedExecutor()
+        self.readers, self.writer = SteppedExecutor(), SteppedExecutor()
+        self.worker = Worker(
+            Rank(0),
+            NAMESPACE,
+            layout,
+            [ReferenceCodec(layout.groups[0], [self.memory])],
+            self.arena,
+            disk,  # type: ignore[arg-type]
+            WorkerLimits(load_timeout_s=10.0, save_timeout_s=5.0, shutdown_s_max=1.0),
+            Executors(self.saver, self.loader, self.readers, self.writer),
+            self.clock,
+            self.recorder,
+        )
+
+    def run(self) -> None:
+        while self.saver.run_all() + self.loader.run_all() + self.readers.run_all() + self.writer.run_all():
+            pass
+
+    def block(self, block: int) -> bytes:
+        """The bytes of one block in engine memory, over both layers."""
+        return b"".join(
+            self.memory[start : start + BLOCK_BYTES].tobytes()
+            for start in ((layer * BLOCKS + block) * BLOCK_BYTES for layer in range(2))
+        )
+
+    def wipe(self) -> None:
+        self.memory[:] = 0xEE
+
+    def save(self, ref: ChunkRef, slot: int, blocks: Iterable[int], *, write: bool = False, job: int = 1) -> None:
+        item = SaveItem(ref, Slot(slot), tuple(map(BlockId, blocks)), write)
+        self.worker.submit(WorkOrder(saves=(SaveJob(JobId(job), R, (item,)),)))
+
+    def load(self, items: Iterable[LoadItem], job: int = 9, request: RequestId = R) -> None:
+        self.worker.submit(WorkOrder(loads=(LoadJob(JobId(job), request, tuple(items)),)))
+
+    def outcome(self):  # noqa: ANN201
+        """What `poll` gives, with the one load report (or None) in front."""
+        report, finished, sent = self.worker.poll()
+        loads = report.loads if report is not None else ()
+        return (loads[0] if loads else None), finished, sent
+
+
+def arena_item(ref: ChunkRef, slot: int, blocks: Iterable[int], skip: int = 0) -> LoadItem:
+    return LoadItem(ref, Tier.ARENA, Slot(slot), tuple(map(BlockId, blocks)), skip)
+
+
+def disk_item(ref: ChunkRef, slot: int, blocks: Iterable[int]) -> LoadItem:
+    return LoadItem(ref, Tier.DISK, Slot(slot), tuple(map(BlockId, blocks)))
+
+
+@pytest.fixture()
+def disk(tmp_path: Path) -> Iterator[DiskStore]:
+    root = DiskRoot.open(
+        tmp_path, instance="test", rank=Rank(0), world_size=1, budget_bytes=1 << 20, clock=ManualClock()
+    )
+    store = DiskStore(root, NAMESPACE)
+    yield store
+    store.close()
+
+
+@pytest.fixture()
+def rank(disk: DiskStore) -> OneRank:
+    return OneRank(disk)
+
+
+REF = refs(chunk_ids("p", 2))[0]
+NEXT = refs(chunk_ids("p", 2))[1]
+
+
+def test_save_and_load_through_the_arena_is_bit_exact(rank: OneRank) -> None:
+    rank.save(REF, 2, (5, 3))
+    rank.run()
+    rank.outcome()
+    want = [rank.block(5), rank.block(3)]
+    rank.wipe()
+    rank.load([arena_item(REF, 2, (7, 9))])
+    rank.run()
+    report, finished, _ = rank.outcome()
+    assert report.failed == ()
+    assert finished == [(R, True)]
+    assert [rank.block(7), rank.block(9)] == want
+    assert set(rank.block(5)) == {0xEE}
+
+
+def test_blocks_under_the_floor_stay_untouched(rank: OneRank) -> None:
+    rank.save(REF, 0, (5, 3))
+    rank.run()
+    want = rank.block(3)
+    rank.wipe()
+    rank.load([arena_item(REF, 0, (7, 9), skip=1)])
+    rank.run()
+    assert set(rank.block(7)) == {0xEE}
+    assert rank.block(9) == want
+
+
+def test_a_slot_that_holds_another_chunk_is_a_miss_and_touches_no_block(rank: OneRank) -> None:
+    rank.save(REF, 0, (5, 3))
+    rank.run()
+    rank.outcome()
+    rank.wipe()
+    rank.load([arena_item(NEXT, 0, (7, 9))])
+    rank.run()
+    report, finished, _ = rank.outcome()
+    assert [failed.fault for failed in report.failed] == [Fault.CORRUPT]
+    assert finished == [(R, False)]
+    assert set(rank.block(7)) == {0xEE}
+    assert rank.recorder.snapshot()["corrupt_frames"] == 1
+
+
+def test_write_behind_then_load_from_disk_into_a_slot_and_through_staging(rank: OneRank) -> None:
+    rank.save(REF, 0, (5, 3), write=True)
+    rank.run()
+    report, _, _ = rank.worker.poll()
+    assert [write.stored for write in report.writes] == [True]
+    want = [rank.block(5), rank.block(3)]
+    for slot in (Slot(1), NO_SLOT):
+        rank.wipe()
+        rank.load([disk_item(REF, slot, (7, 9))])
+        rank.run()
+        assert rank.outcome()[0].failed == ()
+        assert [rank.block(7), rank.block(9)] == want
+    rank.wipe()
+    rank.load([arena_item(REF, 1, (1, 2))])  # promoted
+    rank.run()
+    assert [rank.block(1), rank.block(2)] == want
+
+
+def test_an_absent_file_is_a_miss(rank: OneRank) -> None:
+    rank.load([disk_item(REF, 1, (7, 9))])
+    rank.run()
+    assert [failed.fault for failed in rank.outcome()[0].failed] == [Fault.ABSENT]
+
+
+def test_a_removal_and_a_later_write_keep_their_order(rank: OneRank, disk: DiskStore) -> None:
+    rank.save(REF, 0, (5, 3), write=True)
+    rank.run()
+    rank.worker.submit(WorkOrder(removes=(REF,), writes=(WriteItem(REF, Slot(0)),)))
+    rank.run()
+    assert [found.ref for found in disk.scan()] == [REF]
+    rank.worker.submit(WorkOrder(removes=(REF,)))
+    rank.run()
+    assert list(disk.scan()) == []
+
+
+def test_a_load_that_hangs_ends_at_its_bound_and_never_touches_blocks_again(disk: DiskStore) -> None:
+    rank = OneRank(disk)
+    rank.save(REF, 0, (5, 3), write=True)
+    rank.run()
+    rank.outcome()
+    rank.wipe()
+    rank.load([disk_item(REF, 1, (7, 9)), disk_item(NEXT, 2, (1, 2))])
+    stuck = Stuck(disk, lambda: None)
+    assert rank.outcome()[0] is None
+    rank.clock.advance(10.5)
+    report, finished, _ = rank.outcome()
+    assert {failed.fault for failed in report.failed} == {Fault.TIMEOUT}
+    assert finished == [(R, False)]
+    rank.run()  # the readers come to it late
+    assert set(rank.block(7)) == {0xEE}
+    assert rank.outcome() == (None, [], [])
+    assert stuck is not None
+
+
+def test_a_reader_that_comes_back_late_frees_its_slot_and_writes_no_block(disk: DiskStore) -> None:
+    rank = OneRank(disk)
+    rank.save(REF, 0, (5, 3), write=True)
+    rank.run()
+    rank.outcome()
+    rank.wipe()
+
+    def give_up_meanwhile() -> None:
+        rank.worker.poll()  # notices that the read has begun: the bound runs from here
+        rank.clock.advance(10.5)
+        seen.append(rank.outcome())
+
+    seen: list = []
+    slow = OneRank(Stuck(disk, give_up_meanwhile))
+    slow.memory[:] = 0xEE
+    rank = slow
+    rank.load([disk_item(REF, 1, (7, 9))])
+    rank.run()
+    report, finished, _ = seen[0]
+    assert report.busy == ((GroupId(0), Slot(1)),)
+    assert finished == [(R, False)]
+    assert set(rank.block(7)) == {0xEE}
+    freed, _, _ = rank.worker.poll()
+    assert freed.freed == ((GroupId(0), Slot(1)),)
+    assert freed.loads == ()
+
+
+def test_a_queue_that_moves_is_never_late(rank: OneRank) -> None:
+    rank.save(REF, 0, (5, 3))
+    rank.run()
+    for job in range(10, 40):
+        rank.load([arena_item(REF, 0, (7, 9))], job=job, request=RequestId(f"r{job}"))
+    done = []
+    for _ in range(30):
+        rank.clock.advance(9.0)  # each takes nearly the bound; the last waits for 29 others
+        rank.loader.run_one()
+        done += rank.outcome()[1]
+    assert [loaded for _, loaded in done] == [True] * 30
+
+
+def test_a_refused_promise_is_reported_at_once(rank: OneRank) -> None:
+    rank.load([])
+    report, finished, _ = rank.outcome()
+    assert report.refused
+    assert finished == [(R, False)]
+
+
+def test_an_order_to_abandon_ends_a_load_once(rank: OneRank) -> None:
+    rank.save(REF, 0, (5, 3))
+    rank.run()
+    rank.outcome()
+    rank.load([arena_item(REF, 0, (7, 9))])
+    rank.worker.submit(WorkOrder(abandons=(JobId(9), JobId(77))))
+    report, finished, _ = rank.worker.poll()
+    assert finished == [(R, False)]
+    assert {load.job for load in report.loads} == {9, 77}
+    rank.run()
+    assert rank.outcome() == (None, [], [])
+
+
+def test_a_fence_cancels_what_has_not_begun(rank: OneRank) -> None:
+    rank.save(REF, 0, (5, 3), write=True)
+    rank.worker.fence((JobId(1),))
+    rank.wipe()
+    rank.run()
+    report, _, _ = rank.worker.poll()
+    assert [failed.fault for failed in report.saves[0].failed] == [Fault.CANCELLED]
+    assert [write.stored for write in report.writes] == [False]
+
+
+def test_held_requests_are_sent_when_their_saves_have_ended(rank: OneRank) -> None:
+    rank.save(REF, 0, (5, 3))
+    rank.worker.submit(WorkOrder(holds=(Hold(R, (JobId(1),)),)))
+    assert rank.outcome()[2] == []
+    rank.run()
+    assert rank.outcome()[2] == [R]
+    assert rank.outcome()[2] == []
+
+
+def test_a_save_that_waited_too_long_is_dropped(rank: OneRank) -> None:
+    rank.save(REF, 0, (5, 3))
+    rank.clock.advance(5.5)
+    rank.run()
+    report, _, _ = rank.worker.poll()
+    assert [failed.fault for failed in report.saves[0].failed] == [Fault.CANCELLED]
+
+
+def test_full_queues_fail_the_job_and_not_the_caller(disk: DiskStore) -> None:
+    rank = OneRank(disk)
+    for executor in (rank.saver, rank.loader, rank.readers, rank.writer):
+        executor.close(0)
+    rank.save(REF, 0, (5, 3), write=True)
+    rank.load([disk_item(REF, 1, (7, 9))])
+    rank.worker.submit(WorkOrder(removes=(REF,), writes=(WriteItem(NEXT, Slot(0)),)))
+    report, finished, _ = rank.worker.poll()
+    assert [failed.fault for failed in report.saves[0].failed] == [Fault.CANCELLED]
+    assert finished == [(R, False)]
+    assert [write.stored for write in report.writes] == [False, False]
+
+
+def test_a_disk_that_fails_costs_a_recompute_and_a_write(disk: DiskStore) -> None:
+    rank = OneRank(Stuck(disk, broken))
+    rank.save(REF, 0, (5, 3), write=True)
+    rank.run()
+    report, _, _ = rank.worker.poll()
+    assert report.saves[0].failed == ()
+    assert [write.stored for write in report.writes] == [False]
+    rank.load([disk_item(REF, 1, (7, 9))])
+    rank.run()
+    assert [failed.fault for failed in rank.outcome()[0].failed] == [Fault.UNAVAILABLE]
+
+
+def broken() -> None:
+    raise StoreUnavailableError("the disk is gone")
+
+
+class Stuck:
+    """A disk on which something happens during every access."""
+
+    name = "stuck"
+
+    def __init__(self, disk: DiskStore, during: Callable[[], None]) -> None:
+        self._disk = disk
+        self._during = during
+
+    def put(self, name: FrameName, frame: memoryview) -> None:
+        self._during()
+        self._disk.put(name, frame)
+
+    def get_into(self, name: FrameName, target: memoryview) -> bool:
+        self._during()
+        return self._disk.get_into(name, target)
+
+    def contains(self, name: FrameName) -> bool:
+        return self._disk.contains(name)
+
+    def remove(self, names: Iterable[FrameName]) -> None:
+        self._disk.remove(names)
+
+    def scan(self) -> Iterator[StoredFrame]:
+        return self._disk.scan()
+
+    def close(self) -> None:
+        self._disk.close()
