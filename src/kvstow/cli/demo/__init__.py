@@ -1,0 +1,1 @@
+"""``kvstow demo``: one long document through a real vLLM server, from every place it can come from."""
