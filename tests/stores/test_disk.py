@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import resource
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -489,3 +490,5 @@ def test_a_hundred_thousand_files_are_scanned_quickly(tmp_path: Path) -> None:
     after = os.times()
     assert after.user + after.system - before.user - before.system < 3.0
     store.close()
+    # pytest keeps the folders of its last runs.
+    shutil.rmtree(share)
