@@ -132,7 +132,9 @@ class StowConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        self._scheduler.open({rank: hello for rank, hello in metadata.items() if isinstance(hello, StowHandshake)})
+        self._scheduler.open(
+            {rank: hello for rank, hello in metadata.items() if isinstance(hello, StowHandshake)}
+        )
 
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         super().bind_kv_cache_manager(kv_cache_manager)

@@ -51,7 +51,9 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settin
     if transfer.kv_load_failure_policy != "recompute":
         # vLLM reads this after it has made the connector. With "fail", a bad disk block would
         # be an error to the client; a cache must only ever cost a recompute.
-        logger.info("kvstow: kv_load_failure_policy set from %r to 'recompute'", transfer.kv_load_failure_policy)
+        logger.info(
+            "kvstow: kv_load_failure_policy set from %r to 'recompute'", transfer.kv_load_failure_policy
+        )
         transfer.kv_load_failure_policy = "recompute"
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
     if algorithm not in STABLE_HASHES:

@@ -56,9 +56,7 @@ class WorkerHalf:
         settings: what the user chose.
     """
 
-    def __init__(
-        self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: Settings
-    ) -> None:
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: Settings) -> None:
         self._vllm_config = vllm_config
         self._kv_cache_config = kv_cache_config
         self._settings = settings

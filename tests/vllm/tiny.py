@@ -1,0 +1,59 @@
+"""Tiny random models, made on the spot, and engines on them in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, LlamaConfig, LlamaForCausalLM
+
+VOCABULARY = 512
+
+
+def make_llama(folder: Path, *, seed: int = 0, layers: int = 3) -> Path:
+    """A dense model with grouped-query attention."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    return folder
+
+
+def make_deepseek(folder: Path, *, seed: int = 0) -> Path:
+    """A model with multi-head latent attention."""
+    torch.manual_seed(seed)
+    config = DeepseekV2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        n_shared_experts=1,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        kv_lora_rank=32,
+        q_lora_rank=None,
+        qk_rope_head_dim=16,
+        qk_nope_head_dim=16,
+        v_head_dim=32,
+        max_position_embeddings=4096,
+        topk_method="greedy",
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    DeepseekV2ForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    return folder
