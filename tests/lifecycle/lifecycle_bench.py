@@ -91,7 +91,7 @@ class Bench:
         self.planner.open(self.hellos)
 
     @property
-    def directory(self):  # noqa: ANN201 - the planner's own type
+    def directory(self):
         return self.planner.directory
 
     def counted(self, name: str) -> float:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lifecycle_bench import BLOCK, CHUNK, Bench, chunk_ids, hello, refs
 
 from kvstow.errors import ConfigError
 from kvstow.keys.ids import Rank
@@ -18,7 +19,6 @@ from kvstow.lifecycle.messages import (
     Tier,
 )
 from kvstow.lifecycle.requests import Lookup, Phase
-from lifecycle_bench import BLOCK, CHUNK, Bench, chunk_ids, hello, refs
 
 A = RequestId("a")
 
@@ -40,7 +40,9 @@ def promise(bench: Bench, ids, tokens: int, computed: int = 0, name: RequestId =
     local_blocks=st.integers(0, 4 * CHUNK // BLOCK),
     stored=st.integers(0, 4),
 )
-def test_resume_is_on_a_stored_boundary_and_leaves_a_token(length: int, local_blocks: int, stored: int) -> None:
+def test_resume_is_on_a_stored_boundary_and_leaves_a_token(
+    length: int, local_blocks: int, stored: int
+) -> None:
     computed = min(local_blocks * BLOCK, (length - 1) // BLOCK * BLOCK)
     bench = Bench()
     bench.save_prompt("p", stored)
@@ -275,9 +277,7 @@ def test_preemption_fences_the_copies_and_saves_again_later() -> None:
     (save,) = bench.planner.step().saves
     bench.planner.preempted(A)
     assert bench.planner.step().fences == (save.job,)
-    bench.planner.report(
-        Report(Rank(0), saves=(SaveReport(save.job, (FailedItem(0, Fault.CANCELLED),)),))
-    )
+    bench.planner.report(Report(Rank(0), saves=(SaveReport(save.job, (FailedItem(0, Fault.CANCELLED),)),)))
     bench.planner.progress(A, ids, CHUNK, lambda: bench.tables(CHUNK))
     assert len(bench.planner.step().saves) == 1
 
@@ -332,9 +332,7 @@ def test_a_disk_that_timed_out_is_not_promised_from_for_a_while() -> None:
     (load,) = bench.planner.step().loads
     place = (load.items[0].ref.group, load.items[0].slot)
     failed = tuple(FailedItem(item, Fault.TIMEOUT) for item in range(3))
-    bench.planner.report(
-        Report(Rank(0), loads=(LoadReport(load.job, failed, busy=(place,)),))
-    )
+    bench.planner.report(Report(Rank(0), loads=(LoadReport(load.job, failed, busy=(place,)),)))
     other = RequestId("b")
     assert bench.planner.match(other, ids, 3 * CHUNK + 1, 0).lookup is Lookup.MISS
     assert bench.counted("disk_degraded") == 1
@@ -363,8 +361,6 @@ def test_saves_are_written_behind_within_the_bound() -> None:
 def test_inventory_of_some_ranks_only_is_removed() -> None:
     ids = chunk_ids("p", 3)
     held = [Held(ref, 1.0) for ref in refs(ids)]
-    bench = Bench(
-        hello(0, 2, disk_frames=8, inventory=held), hello(1, 2, disk_frames=8, inventory=held[:2])
-    )
+    bench = Bench(hello(0, 2, disk_frames=8, inventory=held), hello(1, 2, disk_frames=8, inventory=held[:2]))
     assert bench.planner.match(A, ids, 3 * CHUNK + 1, 0).tokens == 2 * CHUNK
     assert [ref.index for ref in bench.planner.step().removes] == [2]

@@ -70,7 +70,7 @@ class OneRank:
             [ReferenceCodec(layout.groups[0], [self.memory])],
             self.arena,
             disk,  # type: ignore[arg-type]
-            WorkerLimits(load_timeout_s=10.0, save_timeout_s=5.0, shutdown_s_max=1.0),
+            WorkerLimits(load_timeout_s=10.0, save_timeout_s=5.0, shutdown_s_max=1.0, verify_arena=True),
             Executors(self.saver, self.loader, self.readers, self.writer),
             self.clock,
             self.recorder,
@@ -90,14 +90,16 @@ class OneRank:
     def wipe(self) -> None:
         self.memory[:] = 0xEE
 
-    def save(self, ref: ChunkRef, slot: int, blocks: Iterable[int], *, write: bool = False, job: int = 1) -> None:
+    def save(
+        self, ref: ChunkRef, slot: int, blocks: Iterable[int], *, write: bool = False, job: int = 1
+    ) -> None:
         item = SaveItem(ref, Slot(slot), tuple(map(BlockId, blocks)), write)
         self.worker.submit(WorkOrder(saves=(SaveJob(JobId(job), R, (item,)),)))
 
     def load(self, items: Iterable[LoadItem], job: int = 9, request: RequestId = R) -> None:
         self.worker.submit(WorkOrder(loads=(LoadJob(JobId(job), request, tuple(items)),)))
 
-    def outcome(self):  # noqa: ANN201
+    def outcome(self):
         """What `poll` gives, with the one load report (or None) in front."""
         report, finished, sent = self.worker.poll()
         loads = report.loads if report is not None else ()
@@ -112,7 +114,7 @@ def disk_item(ref: ChunkRef, slot: int, blocks: Iterable[int]) -> LoadItem:
     return LoadItem(ref, Tier.DISK, Slot(slot), tuple(map(BlockId, blocks)))
 
 
-@pytest.fixture()
+@pytest.fixture
 def disk(tmp_path: Path) -> Iterator[DiskStore]:
     root = DiskRoot.open(
         tmp_path, instance="test", rank=Rank(0), world_size=1, budget_bytes=1 << 20, clock=ManualClock()
@@ -122,7 +124,7 @@ def disk(tmp_path: Path) -> Iterator[DiskStore]:
     store.close()
 
 
-@pytest.fixture()
+@pytest.fixture
 def rank(disk: DiskStore) -> OneRank:
     return OneRank(disk)
 

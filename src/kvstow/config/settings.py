@@ -114,8 +114,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _Seconds,
         Meta(
             description=(
-                "Bound on one save, in seconds. Past it the save counts as failed. Blocks that a copy "
-                "may still read are not given back before that copy has ended."
+                "How long a save may wait in its queue, in seconds; one that waited longer is dropped, and "
+                "its blocks are given back. A copy that has begun always ends: it reads and writes memory only."
             )
         ),
     ] = 30.0

@@ -343,6 +343,17 @@ class Directory:
                 table.release_slot(entry)
         table.forget_if_empty(entry)
 
+    def forget_all(self) -> bool:
+        """Drop every copy that nobody uses; whether nothing is left."""
+        for table in self._tables:
+            for chunk in table.arena_order.oldest_first():
+                if not table.entries[chunk].pins:
+                    self.drop(table.entries[chunk].ref, Tier.ARENA)
+            for chunk in table.disk_order.oldest_first():
+                if not table.entries[chunk].pins:
+                    self.drop(table.entries[chunk].ref, Tier.DISK)
+        return not any(table.entries for table in self._tables)
+
     def take_removes(self) -> tuple[ChunkRef, ...]:
         """Frames that every rank is to delete from disk; each is named once."""
         removes = tuple(self._removes)

@@ -264,6 +264,11 @@ class Planner:
                     tokens[item.source] += self._tokens_of(item)
         return tokens
 
+    def forget_all(self) -> bool:
+        """Drop everything that no job uses; whether nothing is left. Files go with the next step."""
+        self._unwritten.clear()
+        return self.directory.forget_all()
+
     def is_saving(self, request_id: RequestId) -> bool:
         """Whether a copy out of the request's blocks is in flight."""
         request = self._requests.get(request_id)

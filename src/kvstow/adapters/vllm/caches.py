@@ -107,7 +107,8 @@ def _view(
 ) -> TensorView:
     if not isinstance(tensor, torch.Tensor):
         raise LayoutError(
-            f"layer {name} registers a {type(tensor).__name__}, kvstow carries tensors; run without the connector"
+            f"layer {name} registers a {type(tensor).__name__}, and kvstow carries tensors; "
+            "run without the connector"
         )
     region, offset = regions.add(tensor)
     # vLLM puts the block axis first where a backend does not keep K and V regions apart.
@@ -137,6 +138,6 @@ def _check_all_carried(kv_caches: dict[str, torch.Tensor], carried: set[str]) ->
     for name, tensor in kv_caches.items():
         if name not in carried and tensor.data_ptr() not in known:
             raise LayoutError(
-                f"layer {name} (shape {tuple(tensor.shape)}, strides {tuple(tensor.stride())}) has a KV cache "
-                "that belongs to no group; kvstow cannot tell which blocks it has"
+                f"layer {name} (shape {tuple(tensor.shape)}, strides {tuple(tensor.stride())}) has a KV "
+                "cache that belongs to no group; kvstow cannot tell which blocks it has"
             )

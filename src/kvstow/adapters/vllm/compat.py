@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import vllm
 from vllm.v1.core import kv_cache_utils
+
+import vllm
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,15 @@ def check_version() -> None:
             *first,
             *last,
         )
+
+
+def log_with_vllm() -> None:
+    """Send kvstow's log where vLLM's goes, unless the application configured it."""
+    ours, theirs = logging.getLogger("kvstow"), logging.getLogger("vllm")
+    if not ours.handlers and theirs.handlers:
+        ours.handlers = list(theirs.handlers)
+        ours.setLevel(theirs.level)
+        ours.propagate = False
 
 
 def block_hashes_are_stable() -> bool:

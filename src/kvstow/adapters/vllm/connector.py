@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from kvstow.adapters.vllm.compat import check_version
+from kvstow.adapters.vllm.compat import check_version, log_with_vllm
 from kvstow.adapters.vllm.scheduler import SchedulerHalf
 from kvstow.adapters.vllm.setup import block_tokens_of, check_engine, hash_tokens_of, read_settings
 from kvstow.adapters.vllm.stats import StatsFeed, StowPromMetrics, StowStats
@@ -57,6 +57,7 @@ class StowConnector(KVConnectorBase_V1, SupportsHMA):
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        log_with_vllm()
         check_version()
         settings = read_settings(vllm_config)
         check_engine(vllm_config, kv_cache_config, settings)
@@ -163,6 +164,10 @@ class StowConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         self._scheduler.worker_output(connector_output)
+
+    def reset_cache(self) -> bool | None:
+        """Forget everything that is not in use; for vLLM's reset of the connector's cache."""
+        return self._scheduler.planner.forget_all()
 
     def has_pending_block_frees(self) -> bool:
         return self._scheduler.planner.saves_in_flight

@@ -120,11 +120,14 @@ def _speculative(vllm_config: VllmConfig) -> Mapping[str, object] | None:
     speculative = vllm_config.speculative_config
     if speculative is None:
         return None
+    draft = speculative.draft_model_config
+    named = draft.model if draft is not None else None
     return {
         "method": str(speculative.method),
-        "model": str(speculative.model),
-        "revision": str(speculative.revision),
+        "model": str(named),
         "num_speculative_tokens": speculative.num_speculative_tokens,
+        # A draft model that shares the block table writes KV of its own into it.
+        "weights": "" if named is None else weights_digest(_weights_folder(named, draft.revision)).hex(),
     }
 
 

@@ -79,8 +79,8 @@ def _refusal(group: int, kind: GroupKind, names: list[str]) -> str:
     layers = f"{len(names)} layers, first {names[0]}" if names else "no layers"
     if kind is GroupKind.WINDOW:
         return (
-            f"KV cache group {group} ({layers}) is a window group, which kvstow does not carry yet; start vLLM "
-            "with --disable-hybrid-kv-cache-manager, which keeps such layers as full attention"
+            f"KV cache group {group} ({layers}) is a window group, which kvstow does not carry yet; start "
+            "vLLM with --disable-hybrid-kv-cache-manager, which keeps such layers as full attention"
         )
     return (
         f"KV cache group {group} ({layers}) is a {kind.value} group, which kvstow does not carry yet; "
