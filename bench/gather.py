@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+import kvstow.codec._native as _native
 import report
-from kvstow.codec import _native
 from kvstow.codec.select import make_codec
 from kvstow.layout.geometry import BlockId, Group, GroupId, GroupKind, RegionId, Segment
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from kvstow.codec import _native
+import kvstow.codec._native as _native
 from kvstow.codec.base import Region
 from kvstow.codec.binding import check_segments, check_writable, host_bytes, transfer_ids
 from kvstow.layout.geometry import BlockId, Group

@@ -3,13 +3,15 @@
 A tensor's share of one block is what is left of its view when the block axis is fixed. It is a
 contiguous run of bytes, or a few runs (K and V in regions of their own); each run becomes a segment.
 How the elements lie in a run is written into `Segment.inner` as ``dtype:itemsize[axis,axis,...]``,
-axes in the tensor's order without the block axis: ``16@512`` is an axis of 16 with a stride of 512
-elements inside the run, ``2@/`` an axis of 2 whose parts are runs of their own, ``1`` an axis of one.
+axes in the tensor's order, the block axis as the kernel blocks in a block: ``16@512`` is an axis of 16
+with a stride of 512 elements inside the run, ``2@/`` an axis of 2 whose parts are runs of their own,
+``1`` an axis of one.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -108,7 +110,7 @@ def discover_segments(
         if shares_memory(segment, other_segment, num_blocks):
             raise LayoutError(
                 f"{segment.name} and {other_segment.name} share memory and are not the same view: "
-                f"{_told(view)}; {_told(other)}; a block of one would overwrite the other, so register either "
+                f"{_told(view)}; {_told(other)}; a block of one would overwrite the other, so register "
                 f"identical views or separate memory"
             )
     return tuple(segment for _, segment in found)
@@ -168,8 +170,8 @@ def _segments(view: TensorView, num_blocks: int, region_sizes: Sequence[int]) ->
     """The runs of one tensor, in the order of its axes."""
     if len(view.shape) != len(view.strides) or view.itemsize < 1 or not 0 <= view.region < len(region_sizes):
         raise LayoutError(
-            f"{_told(view)} is no tensor of the {len(region_sizes)} regions; give a stride for every axis, an "
-            f"itemsize, and a region's index"
+            f"{_told(view)} is no tensor of the {len(region_sizes)} regions; give a stride for every axis, "
+            f"an itemsize, and a region's index"
         )
     share = _share(view, _block_axis(view, num_blocks), num_blocks)
     run_bytes = share.run * view.itemsize
@@ -199,8 +201,8 @@ def _segments(view: TensorView, num_blocks: int, region_sizes: Sequence[int]) ->
         )
     if num_blocks > 1 and stride_bytes < run_bytes:
         raise LayoutError(
-            f"{_told(view)}: blocks overlap, {run_bytes} bytes long and {stride_bytes} bytes apart; an expanded "
-            f"tensor cannot be carried, register the memory under it"
+            f"{_told(view)}: blocks overlap, {run_bytes} bytes long and {stride_bytes} bytes apart; an "
+            f"expanded tensor cannot be carried, register the memory under it"
         )
     return segments
 
@@ -211,8 +213,8 @@ def _block_axis(view: TensorView, num_blocks: int) -> int:
     if hint is not None:
         if not 0 <= hint < len(view.shape) or view.shape[hint] < 1 or view.shape[hint] % num_blocks:
             raise LayoutError(
-                f"{_told(view)}: block_axis={hint} does not count blocks; its size must be num_blocks={num_blocks} "
-                f"or a multiple of it"
+                f"{_told(view)}: block_axis={hint} does not count blocks; its size must be "
+                f"num_blocks={num_blocks} or a multiple of it"
             )
         return hint
     exact = [axis for axis, size in enumerate(view.shape) if size == num_blocks]
@@ -221,8 +223,8 @@ def _block_axis(view: TensorView, num_blocks: int) -> int:
     ]
     if not exact and not multiple:
         raise LayoutError(
-            f"{_told(view)} has no axis of num_blocks={num_blocks} or a multiple of it; check num_blocks, or pass "
-            f"block_axis"
+            f"{_told(view)} has no axis of num_blocks={num_blocks} or a multiple of it; check num_blocks, "
+            f"or pass block_axis"
         )
     usable = [axis for axis in exact + multiple if _can_carry(view, axis, num_blocks)]
     if len(exact) > 1 or len(usable) > 1:
@@ -270,12 +272,12 @@ def _share(view: TensorView, block_axis: int, num_blocks: int) -> _Share:
         else:
             split.append(index)
     split.sort()
-    count = int(np.prod([axes[index].size for index in split], dtype=np.float64))
+    count = math.prod(axes[index].size for index in split)
     if count > RUNS_MAX:
         raise LayoutError(
-            f"{_told(view)}: a block is {count} runs of {run * view.itemsize} bytes along axis {block_axis}, and "
-            f"{RUNS_MAX} is the most; pass block_axis if another axis counts blocks, or use a kernel layout "
-            f"that keeps a block together"
+            f"{_told(view)}: a block is {count} runs of {run * view.itemsize} bytes along axis "
+            f"{block_axis}, and {RUNS_MAX} is the most; pass block_axis if another axis counts blocks, or "
+            f"use a kernel layout that keeps a block together"
         )
     places = itertools.product(
         *([i * axes[index].stride for i in range(axes[index].size)] for index in split)
@@ -287,12 +289,15 @@ def _share(view: TensorView, block_axis: int, num_blocks: int) -> _Share:
 
 
 def _inner(view: TensorView, share: _Share) -> str:
-    """The compact form of the module's docstring. A split axis' stride depends on the pool: left out."""
-    block_axis_hidden = [
+    """The compact form that the module's docstring gives.
+
+    The stride of a split axis is left out: it depends on the size of the pool.
+    """
+    axes = [
         "1" if axis.size == 1 else f"{axis.size}@/" if index in share.split else f"{axis.size}@{axis.stride}"
         for index, axis in enumerate(share.axes)
     ]
-    return f"{view.dtype}:{view.itemsize}[{','.join(block_axis_hidden)}]"
+    return f"{view.dtype}:{view.itemsize}[{','.join(axes)}]"
 
 
 def _told(view: TensorView) -> str:
