@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,6 +45,8 @@ def disk_folder(cache: Path, model: str) -> Path:
         A folder with a readable name; models whose readable names agree (``a/b`` and ``a--b``)
         still get folders of their own.
     """
+    # A relative folder is another model in another working directory.
+    model = str(Path(model).absolute()) if os.path.isdir(model) else model
     readable = re.sub(r"[^A-Za-z0-9._-]+", "--", model).strip("-.")[-_NAME_CHARS_MAX:]
     digest = hashlib.sha256(model.encode()).hexdigest()[:12]
     return cache / "disk" / f"{readable}-{digest}"
