@@ -47,7 +47,6 @@ def test_the_environments_text_is_parsed() -> None:
         "KVSTOW_ARENA_GIB": "1.5",
         "KVSTOW_DISK_PATH": "/data/kv",
         "KVSTOW_DISK_GIB": "100",
-        "KVSTOW_ARENA_CHECKSUM": "false",
         "KVSTOW_CODEC": "torch",
         "KVSTOW_NAMESPACE": "a b",
         "KVSTOW_ROLE": "",
@@ -56,7 +55,6 @@ def test_the_environments_text_is_parsed() -> None:
         arena_gib=1.5,
         disk_path="/data/kv",
         disk_gib=100.0,
-        arena_checksum=False,
         codec="torch",
         namespace="a b",
     )
@@ -79,7 +77,7 @@ def test_an_unknown_key_names_itself_its_place_and_the_nearest(tmp_path: Path) -
     file = tmp_path / "kvstow.toml"
     file.write_text("diskpath = '/x'")
     assert refused({"config_file": str(file)}) == f"unknown key diskpath in {file}; did you mean disk_path?"
-    assert "known are arena_checksum, arena_gib, chunk_tokens" in refused({"zzzzzz": 1})
+    assert "known are arena_gib, chunk_tokens, codec" in refused({"zzzzzz": 1})
 
 
 @pytest.mark.parametrize(
@@ -95,8 +93,6 @@ def test_an_unknown_key_names_itself_its_place_and_the_nearest(tmp_path: Path) -
         ("load_timeout_s", float("inf"), "a number above 0, at most 86400"),
         ("load_timeout_s", -1, "a number above 0, at most 86400"),
         ("disk_cooldown_s", -1, "a number, 0 to 86400"),
-        ("arena_checksum", "yes", "true or false"),
-        ("arena_checksum", 1, "true or false"),
         ("save", "none", "one of all, prompt"),
         ("role", "reader", "one of both, load, save"),
         ("disk_path", "kv", "an absolute path, or none"),

@@ -38,7 +38,6 @@ def test_defaults_are_the_published_ones() -> None:
         "disk_readers": 4,
         "copy_threads": 1,
         "codec": "auto",
-        "arena_checksum": True,
         "disk_cooldown_s": 30.0,
         "shutdown_s_max": 10.0,
         "weights_digest": None,

@@ -70,7 +70,7 @@ class OneRank:
             [ReferenceCodec(layout.groups[0], [self.memory])],
             self.arena,
             disk,  # type: ignore[arg-type]
-            WorkerLimits(load_timeout_s=10.0, save_timeout_s=5.0, shutdown_s_max=1.0, verify_arena=True),
+            WorkerLimits(load_timeout_s=10.0, save_timeout_s=5.0, shutdown_s_max=1.0),
             Executors(self.saver, self.loader, self.readers, self.writer),
             self.clock,
             self.recorder,

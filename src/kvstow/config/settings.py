@@ -167,15 +167,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
         ),
     ] = "auto"
-    arena_checksum: Annotated[
-        bool,
-        Meta(
-            description=(
-                "Verify a frame's checksum on every load from the arena too, not only from disk. Off, a load "
-                "from DRAM is faster and trusts the memory."
-            )
-        ),
-    ] = True
     disk_cooldown_s: Annotated[
         Annotated[float, Meta(ge=0, le=86400)],
         Meta(

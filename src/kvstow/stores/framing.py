@@ -120,37 +120,6 @@ def seal(frame: memoryview, identity: FrameIdentity) -> None:
     frame[payload_end:] = _ZEROS[: whole_bytes - payload_end]
 
 
-def check_header(frame: memoryview, identity: FrameIdentity) -> memoryview:
-    """Verify what a frame says it is, not its payload's bytes, and give its payload.
-
-    For memory of this process, where the question is whether the slot holds the right frame.
-    Any thread may call it; it does not block.
-
-    Args:
-        frame: a frame; the caller keeps it.
-        identity: what the frame must be.
-
-    Returns:
-        The payload, a view into ``frame``.
-
-    Raises:
-        CorruptFrameError: the first field that is not as ``seal`` left it, with both values.
-    """
-    _agree("frame bytes", len(frame), frame_bytes(identity.payload_bytes))
-    header = bytes(frame[: _FIELDS.size])
-    magic, version, kind, rank, payload_bytes, _, key, namespace = _FIELDS.unpack(header)
-    _agree("magic", magic, MAGIC)
-    _agree("version", version, VERSION)
-    (header_checksum,) = _CHECKSUM.unpack(frame[_FIELDS.size : _USED_BYTES])
-    _agree("header checksum", header_checksum, xxhash.xxh3_64_intdigest(header))
-    _agree("kind", kind, int(identity.kind))
-    _agree("rank", rank, identity.rank)
-    _agree("payload bytes", payload_bytes, identity.payload_bytes)
-    _agree("key", key, identity.key)
-    _agree("namespace", namespace, identity.namespace)
-    return payload_of(frame, identity.payload_bytes)
-
-
 def open_frame(frame: memoryview, identity: FrameIdentity) -> memoryview:
     """Verify a frame and give its payload: every field of the header, every byte of the rest.
 
@@ -166,10 +135,21 @@ def open_frame(frame: memoryview, identity: FrameIdentity) -> memoryview:
     Raises:
         CorruptFrameError: the first thing that is not as ``seal`` left it, with both values.
     """
-    payload = check_header(frame, identity)
+    _agree("frame bytes", len(frame), frame_bytes(identity.payload_bytes))
+    header = bytes(frame[: _FIELDS.size])
+    magic, version, kind, rank, payload_bytes, checksum, key, namespace = _FIELDS.unpack(header)
+    _agree("magic", magic, MAGIC)
+    _agree("version", version, VERSION)
+    (header_checksum,) = _CHECKSUM.unpack(frame[_FIELDS.size : _USED_BYTES])
+    _agree("header checksum", header_checksum, xxhash.xxh3_64_intdigest(header))
+    _agree("kind", kind, int(identity.kind))
+    _agree("rank", rank, identity.rank)
+    _agree("payload bytes", payload_bytes, identity.payload_bytes)
+    _agree("key", key, identity.key)
+    _agree("namespace", namespace, identity.namespace)
     _agree_zero("header rest", frame[_USED_BYTES:HEADER_BYTES])
+    payload = payload_of(frame, identity.payload_bytes)
     _agree_zero("padding", frame[HEADER_BYTES + identity.payload_bytes :])
-    checksum = _FIELDS.unpack(frame[: _FIELDS.size])[5]
     actual = xxhash.xxh3_64_intdigest(payload)
     if actual != checksum:
         raise CorruptFrameError(

@@ -118,7 +118,6 @@ class WorkerHalf:
                 load_timeout_s=self._settings.load_timeout_s,
                 save_timeout_s=self._settings.save_timeout_s,
                 shutdown_s_max=self._settings.shutdown_s_max,
-                verify_arena=self._settings.arena_checksum,
             ),
             self._executors(rank),
             self._clock,
