@@ -145,8 +145,9 @@ def _payload_tensor(payload: memoryview) -> Tensor:
 def _torch_threads(threads: int) -> Iterator[None]:
     """Run torch with ``threads`` threads, then as before.
 
-    OpenMP keeps the count per thread, so the engine's own threads do not see the change. With the
-    default count a transfer shares cores with the engine and was seen at a tenth of its speed.
+    OpenMP keeps the count per thread, so threads that already run torch do not see the change (one
+    that starts to meanwhile begins with it). With the default count a transfer shares cores with the
+    engine and was seen at a tenth of its speed.
     """
     before = torch.get_num_threads()
     if before == threads:

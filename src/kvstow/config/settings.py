@@ -115,7 +115,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(
             description=(
                 "How long a save may wait in its queue, in seconds; one that waited longer is dropped, and "
-                "its blocks are given back. A copy that has begun always ends: it reads and writes memory only."
+                "its blocks are given back. A copy that has begun always ends: it only touches memory."
             )
         ),
     ] = 30.0

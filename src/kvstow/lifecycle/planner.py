@@ -114,6 +114,7 @@ class Planner:
         self._fences: list[JobId] = []
         self._abandons: list[JobId] = []
         self._holds: list[Hold] = []
+        self._holding: set[JobId] = set()
 
     def open(self, hellos: Sequence[Hello]) -> None:
         """Start with what every rank said; raises ConfigError if they disagree."""
@@ -243,6 +244,7 @@ class Planner:
             # Saves of a request that loads are of blocks it had before it was preempted.
             return False
         self._holds.append(Hold(request_id, tuple(sorted(request.save_jobs))))
+        self._holding.update(request.save_jobs)
         return True
 
     def preempted(self, request_id: RequestId) -> None:
@@ -278,6 +280,11 @@ class Planner:
     def saves_in_flight(self) -> bool:
         """Whether any copy out of blocks is in flight."""
         return bool(self._save_runs)
+
+    @property
+    def holds_blocks(self) -> bool:
+        """Whether blocks of finished requests will come free when saves in flight end."""
+        return bool(self._holding)
 
     def phase_of(self, request_id: RequestId) -> Phase | None:
         """The request's phase, or None if it is not known (any more)."""
@@ -515,6 +522,7 @@ class Planner:
         del self._save_runs[job]
         request = run.request
         request.save_jobs.discard(job)
+        self._holding.discard(job)
         self._saving_chunks -= len({item.ref.chunk for item in run.items})
         self.directory.unpin(run.pinned)
         for index, item in enumerate(run.items):

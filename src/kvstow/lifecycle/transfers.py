@@ -103,7 +103,8 @@ class SaveTransfer:
         self.submitted_s = submitted_s
         self._lock = threading.Lock()
         self._cancelled = False
-        self._faults: dict[int, Fault] = {}
+        # An item that nobody finished, whatever happened to its thread, holds nothing.
+        self._faults: dict[int, Fault] = dict.fromkeys(range(len(job.items)), Fault.UNAVAILABLE)
 
     def read_blocks(self, item: int, copy: Callable[[], None]) -> bool:
         """Run ``copy`` unless the job was cancelled; False if it was."""
@@ -114,8 +115,12 @@ class SaveTransfer:
             copy()
             return True
 
+    def finish(self, item: int) -> None:
+        """Note that ``item`` is in its slot, sealed."""
+        del self._faults[item]
+
     def fail(self, item: int, fault: Fault) -> None:
-        """Note that ``item`` holds nothing."""
+        """Note that ``item`` holds nothing, and why."""
         self._faults[item] = fault
 
     def cancel(self) -> None:
@@ -127,7 +132,7 @@ class SaveTransfer:
             self._cancelled = True
 
     def report(self) -> SaveReport:
-        """What became of it; once every item was tried."""
+        """What became of it."""
         return SaveReport(
             self.job.job, tuple(FailedItem(item, fault) for item, fault in sorted(self._faults.items()))
         )

@@ -50,7 +50,7 @@ from kvstow.lifecycle.messages import (
 )
 from kvstow.lifecycle.transfers import LoadTransfer, SaveTransfer
 from kvstow.metrics import Metric, OnceLogger, Recorder
-from kvstow.stores.arena import Arena, StagingFrame
+from kvstow.stores.arena import Arena
 from kvstow.stores.base import FrameName, Store
 from kvstow.stores.framing import FrameIdentity, FrameKind, open_frame, payload_of, seal
 
@@ -236,10 +236,13 @@ class Worker:
         if waited_s > self._limits.save_timeout_s:
             self._failures.warn("late save", f"a save waited {waited_s:.1f} s in the queue; dropped")
             transfer.cancel()
-        for index, item in enumerate(transfer.job.items):
-            self._save_item(transfer, index, item)
-        self._save_reports.append(transfer.report())
-        self._news.set()
+        try:
+            for index, item in enumerate(transfer.job.items):
+                self._save_item(transfer, index, item)
+        finally:
+            # Blocks are held until this report: it must come, also after a bug.
+            self._save_reports.append(transfer.report())
+            self._news.set()
 
     def _save_item(self, transfer: SaveTransfer, index: int, item: SaveItem) -> None:
         group = item.ref.group
@@ -260,6 +263,7 @@ class Worker:
             self._skip_save(transfer, index, Fault.CANCELLED)
             return
         seal(frame, self._identity(item.ref))
+        transfer.finish(index)
         self._recorder.count(Metric.SAVED_BYTES, len(payload))
         if item.write:
             self._submit_write(item.ref, item.slot)
@@ -331,26 +335,33 @@ class Worker:
         for index in indexes:
             item = transfer.job.items[index]
             fault: Fault | None = Fault.CANCELLED
-            if transfer.begin(index):
-                fault = self._deliver(transfer, item, self._arena.frame(item.ref.group, item.slot))
-            self._end_item(transfer, index, fault)
+            try:
+                if transfer.begin(index):
+                    fault = Fault.UNAVAILABLE
+                    fault = self._deliver(transfer, item, self._arena.frame(item.ref.group, item.slot))
+            finally:
+                self._end_item(transfer, index, fault)
 
     def _run_disk_item(self, transfer: LoadTransfer, index: int) -> None:
         item = transfer.job.items[index]
-        staging: StagingFrame | None = None
         fault: Fault | None = Fault.CANCELLED
-        if transfer.begin(index):
-            frame = None
-            if item.slot != NO_SLOT:
-                frame = self._arena.frame(item.ref.group, item.slot)
-            else:
-                # There is one for each reader, so this waits only if one was lost.
-                staging = self._arena.acquire_staging(item.ref.group, wait_s_max=0.0)
-                frame = staging.frame if staging is not None else None
-            fault = self._read(transfer, item, frame) if frame is not None else Fault.UNAVAILABLE
-        if staging is not None:
-            staging.release()
-        self._end_item(transfer, index, fault)
+        try:
+            if transfer.begin(index):
+                fault = Fault.UNAVAILABLE
+                fault = self._read_item(transfer, item)
+        finally:
+            self._end_item(transfer, index, fault)
+
+    def _read_item(self, transfer: LoadTransfer, item: LoadItem) -> Fault | None:
+        """Bring one frame from disk, through its slot or a staging frame, into its blocks."""
+        if item.slot != NO_SLOT:
+            return self._read(transfer, item, self._arena.frame(item.ref.group, item.slot))
+        # There is one for each reader: none is free only if readers were lost.
+        staging = self._arena.acquire_staging(item.ref.group, wait_s_max=0.0)
+        if staging is None:
+            return Fault.UNAVAILABLE
+        with staging as frame:
+            return self._read(transfer, item, frame)
 
     def _read(self, transfer: LoadTransfer, item: LoadItem, frame: memoryview) -> Fault | None:
         assert self._disk is not None

@@ -170,7 +170,7 @@ class StowConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler.planner.forget_all()
 
     def has_pending_block_frees(self) -> bool:
-        return self._scheduler.planner.saves_in_flight
+        return self._scheduler.planner.holds_blocks
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self._scheduler.finished(request, (block_ids,)), None

@@ -22,7 +22,7 @@ class StowStats(KVConnectorStats):
     """Counter increments and gauge values since the last step, by metric name."""
 
     def reset(self) -> None:
-        self.data = {}
+        self.data.clear()
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         merged = dict(self.data)
