@@ -87,6 +87,7 @@ class Bench:
         self.clock = ManualClock()
         self.recorder = Recorder()
         self.planner = Planner(limits(**changes), self.clock, self.recorder)
+        self.order = WorkOrder()  # the last that `save_prompt` carried out
         self.hellos = hellos or (hello(),)
         self.planner.open(self.hellos)
 
@@ -127,5 +128,6 @@ class Bench:
         self.planner.match(name, ids, chunks * CHUNK + 1, 0)
         self.planner.progress(name, ids, chunks * CHUNK, lambda: self.tables(chunks * CHUNK))
         self.planner.finished(name)
-        self.answer(self.planner.step())
+        self.order = self.planner.step()
+        self.answer(self.order)
         return ids

@@ -104,7 +104,9 @@ class Planner:
         self._load_runs: dict[JobId, LoadRun] = {}
         self._save_runs: dict[JobId, SaveRun] = {}
         self._write_runs: dict[tuple[GroupId, ChunkId], WriteRun] = {}
-        self._unwritten: deque[ChunkRef] = deque(maxlen=max(1, limits.pending_writes_max))
+        self._unwritten: deque[tuple[ChunkRef, Sequence[ChunkId]]] = deque(
+            maxlen=max(1, limits.pending_writes_max)
+        )
         self._saving_chunks = 0
         self._writes_max = 0
         self._ledger = LoadLedger(clock, 2 * limits.load_timeout_s)
@@ -317,8 +319,15 @@ class Planner:
         """Take in what ended on one rank. A late report changes nothing."""
         for save in report.saves:
             self._save_reported(report, save)
+        written: dict[int, tuple[Sequence[ChunkId], int]] = {}
         for write in report.writes:
-            self._write_reported(report, write)
+            run = self._write_reported(report, write)
+            if run is not None:
+                _, stop = written.get(id(run.chunks), (run.chunks, 0))
+                written[id(run.chunks)] = (run.chunks, max(stop, write.ref.index + 1))
+        for chunks, stop in written.values():
+            # Writes end first chunk first; eviction wants the first chunk to be the most recent.
+            self.directory.touch_prefix(chunks, stop)
         for load in report.loads:
             self._load_reported(report, load)
         for group, slot in report.freed:
@@ -348,23 +357,25 @@ class Planner:
         if not run.waiting:
             self._end_save(save.job, run)
 
-    def _write_reported(self, report: Report, write: WriteReport) -> None:
+    def _write_reported(self, report: Report, write: WriteReport) -> WriteRun | None:
+        """Note one rank's write; the run if it is now on disk on every rank."""
         key = (write.ref.group, write.ref.chunk)
         run = self._write_runs.get(key)
         if run is None or report.rank not in run.waiting:
             self._recorder.count(Metric.LATE_REPORTS)
-            return
+            return None
         run.waiting.discard(report.rank)
         run.stored = run.stored and write.stored
         if run.waiting:
-            return
+            return None
         del self._write_runs[key]
-        if run.stored:
-            self.directory.disk_filled(write.ref)
-            self._recorder.count(Metric.DISK_WRITES)
-        else:
+        if not run.stored:
             self.directory.disk_failed(write.ref)
             self._recorder.count(Metric.DISK_WRITE_FAILED)
+            return None
+        self.directory.disk_filled(write.ref)
+        self._recorder.count(Metric.DISK_WRITES)
+        return run
 
     def _slot_freed(self, group: GroupId, slot: Slot) -> None:
         for run in self._load_runs.values():
@@ -504,7 +515,7 @@ class Planner:
                     break
                 for ref, slot in zip(refs, slots, strict=True):
                     # Pinned while it fills: eviction must not take its parents before it.
-                    write = self._begin_write(ref)
+                    write = self._begin_write(ref, request.chunks)
                     items.append(SaveItem(ref, slot, self._chunk_blocks(blocks, ref), write))
                 self._saving_chunks += 1
             index += 1
@@ -535,17 +546,17 @@ class Planner:
                 self._recorder.count(Metric.SAVES)
         self.directory.touch_prefix(request.chunks, run.stop)
 
-    def _begin_write(self, ref: ChunkRef) -> bool:
+    def _begin_write(self, ref: ChunkRef, chunks: Sequence[ChunkId]) -> bool:
         """Reserve a place on disk for ``ref`` if one more write may be in flight."""
         if len(self._write_runs) >= self._writes_max:
             if self._writes_max:
                 if len(self._unwritten) == self._unwritten.maxlen:
                     self._recorder.count(Metric.DISK_WRITE_SKIPPED)
-                self._unwritten.append(ref)
+                self._unwritten.append((ref, chunks))
             return False
         if not self.directory.reserve_disk(ref):
             return False
-        self._write_runs[ref.group, ref.chunk] = WriteRun(self.directory.world_size)
+        self._write_runs[ref.group, ref.chunk] = WriteRun(chunks, self.directory.world_size)
         return True
 
     def _next_writes(self) -> tuple[WriteItem, ...]:
@@ -554,8 +565,8 @@ class Planner:
         for _ in range(len(self._unwritten)):
             if len(self._write_runs) >= self._writes_max:
                 break
-            ref = self._unwritten.popleft()
-            if self.directory.tier_of(ref) is Tier.ARENA and self._begin_write(ref):
+            ref, chunks = self._unwritten.popleft()
+            if self.directory.tier_of(ref) is Tier.ARENA and self._begin_write(ref, chunks):
                 items.append(WriteItem(ref, self.directory.slot_of(ref)))
         return tuple(items)
 
@@ -567,7 +578,7 @@ class Planner:
             self._generations += 1
             request = TrackedRequest(request_id, self._generations)
             self._requests[request_id] = request
-        if len(chunks) >= len(request.chunks):
+        if chunks:
             request.chunks = chunks
         return request
 

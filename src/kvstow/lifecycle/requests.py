@@ -111,8 +111,9 @@ class SaveRun:
 class WriteRun:
     """A copy to disk that some rank has not reported yet."""
 
-    __slots__ = ("stored", "waiting")
+    __slots__ = ("chunks", "stored", "waiting")
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, chunks: Sequence[ChunkId], ranks: int) -> None:
+        self.chunks = chunks
         self.waiting = {Rank(rank) for rank in range(ranks)}
         self.stored = True
