@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from kvstow.clock import ManualClock
 from kvstow.keys.ids import ROOT_CHUNK, ChunkId, ChunkRef, NamespaceDigest, Rank
 from kvstow.layout.geometry import BlockId, GroupId
+from kvstow.lifecycle.limits import PlannerLimits
 from kvstow.lifecycle.messages import (
     FailedItem,
     Fault,
@@ -21,7 +22,7 @@ from kvstow.lifecycle.messages import (
     WorkOrder,
     WriteReport,
 )
-from kvstow.lifecycle.planner import Planner, PlannerLimits
+from kvstow.lifecycle.planner import Planner
 from kvstow.metrics import Recorder
 
 CHUNK = 8
@@ -106,14 +107,14 @@ class Bench:
     def answer(self, order: WorkOrder, ranks: Sequence[int] | None = None) -> None:
         """Every rank does all of ``order`` well."""
         for rank in ranks if ranks is not None else range(len(self.hellos)):
-            writes = [item.ref for save in order.saves for item in save.items if item.write]
-            writes += [write.ref for write in order.writes]
+            writes = [item.write for save in order.saves for item in save.items if item.write]
+            writes += [write.job for write in order.writes]
             self.planner.report(
                 Report(
                     Rank(rank),
                     loads=tuple(LoadReport(load.job, refused=not load.items) for load in order.loads),
                     saves=tuple(SaveReport(save.job) for save in order.saves),
-                    writes=tuple(WriteReport(ref, stored=True) for ref in writes),
+                    writes=tuple(WriteReport(job, stored=True) for job in writes),
                 )
             )
 

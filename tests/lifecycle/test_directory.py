@@ -235,5 +235,5 @@ def _spoil(report: Report, order, chance: random.Random) -> Report:
         type(report_save)(save.job, (FailedItem(len(save.items) - 1, Fault.CANCELLED),))
         for save, report_save in zip(order.saves, report.saves, strict=True)
     )
-    writes = tuple(type(write)(write.ref, stored=False) for write in report.writes)
+    writes = tuple(type(write)(write.job, stored=False) for write in report.writes)
     return Report(report.rank, loads=loads, saves=saves, writes=writes)

@@ -349,7 +349,7 @@ def test_saves_are_written_behind_within_the_bound() -> None:
     ids = chunk_ids("p", 4)
     bench.planner.progress(A, ids, 4 * CHUNK, lambda: bench.tables(4 * CHUNK))
     order = bench.planner.step()
-    assert [item.write for item in order.saves[0].items] == [True, True, False, False]
+    assert [bool(item.write) for item in order.saves[0].items] == [True, True, False, False]
     bench.answer(order)
     follow_up = bench.planner.step()
     assert [write.ref.index for write in follow_up.writes] == [2, 3]

@@ -93,7 +93,7 @@ class OneRank:
     def save(
         self, ref: ChunkRef, slot: int, blocks: Iterable[int], *, write: bool = False, job: int = 1
     ) -> None:
-        item = SaveItem(ref, Slot(slot), tuple(map(BlockId, blocks)), write)
+        item = SaveItem(ref, Slot(slot), tuple(map(BlockId, blocks)), JobId(100 * write))
         self.worker.submit(WorkOrder(saves=(SaveJob(JobId(job), R, (item,)),)))
 
     def load(self, items: Iterable[LoadItem], job: int = 9, request: RequestId = R) -> None:
@@ -200,7 +200,7 @@ def test_an_absent_file_is_a_miss(rank: OneRank) -> None:
 def test_a_removal_and_a_later_write_keep_their_order(rank: OneRank, disk: DiskStore) -> None:
     rank.save(REF, 0, (5, 3), write=True)
     rank.run()
-    rank.worker.submit(WorkOrder(removes=(REF,), writes=(WriteItem(REF, Slot(0)),)))
+    rank.worker.submit(WorkOrder(removes=(REF,), writes=(WriteItem(JobId(101), REF, Slot(0)),)))
     rank.run()
     assert [found.ref for found in disk.scan()] == [REF]
     rank.worker.submit(WorkOrder(removes=(REF,)))
@@ -320,7 +320,7 @@ def test_full_queues_fail_the_job_and_not_the_caller(disk: DiskStore) -> None:
         executor.close(0)
     rank.save(REF, 0, (5, 3), write=True)
     rank.load([disk_item(REF, 1, (7, 9))])
-    rank.worker.submit(WorkOrder(removes=(REF,), writes=(WriteItem(NEXT, Slot(0)),)))
+    rank.worker.submit(WorkOrder(removes=(REF,), writes=(WriteItem(JobId(101), NEXT, Slot(0)),)))
     report, finished, _ = rank.worker.poll()
     assert [failed.fault for failed in report.saves[0].failed] == [Fault.CANCELLED]
     assert finished == [(R, False)]

@@ -20,6 +20,7 @@ Slot = NewType("Slot", int)
 """Index of a frame's place in a rank's arena, per group; each rank maps it to its own memory."""
 
 NO_SLOT = Slot(-1)
+NO_JOB = JobId(0)
 
 
 class Tier(StrEnum):
@@ -92,12 +93,16 @@ class LoadJob(msgspec.Struct, frozen=True):
 
 
 class SaveItem(msgspec.Struct, frozen=True):
-    """One chunk to copy out of blocks into an arena slot, and then perhaps to disk."""
+    """One chunk to copy out of blocks into an arena slot.
+
+    Attributes:
+        write: the job of its copy to disk, which follows, or `NO_JOB`.
+    """
 
     ref: ChunkRef
     slot: Slot
     blocks: tuple[BlockId, ...]
-    write: bool = False
+    write: JobId = NO_JOB
 
 
 class SaveJob(msgspec.Struct, frozen=True):
@@ -111,6 +116,7 @@ class SaveJob(msgspec.Struct, frozen=True):
 class WriteItem(msgspec.Struct, frozen=True):
     """A READY arena frame to copy to disk."""
 
+    job: JobId
     ref: ChunkRef
     slot: Slot
 
@@ -184,7 +190,7 @@ class SaveReport(msgspec.Struct, frozen=True):
 class WriteReport(msgspec.Struct, frozen=True):
     """The end of one copy to disk on one rank."""
 
-    ref: ChunkRef
+    job: JobId
     stored: bool
 
 

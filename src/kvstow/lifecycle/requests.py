@@ -7,7 +7,7 @@ from enum import Enum
 
 import msgspec
 
-from kvstow.keys.ids import ChunkId, ChunkRef, Rank
+from kvstow.keys.ids import ROOT_CHUNK, ChunkId, ChunkRef, Rank
 from kvstow.layout.geometry import GroupId
 from kvstow.lifecycle.messages import Fault, JobId, LoadItem, RequestId, SaveItem, Slot
 
@@ -68,6 +68,11 @@ class TrackedRequest:
         self.next_save = 0
         self.save_jobs: set[JobId] = set()
 
+    def ref(self, group: GroupId, index: int) -> ChunkRef:
+        """One of its chunks, in one group."""
+        parent = self.chunks[index - 1] if index else ROOT_CHUNK
+        return ChunkRef(group, index, self.chunks[index], parent)
+
 
 class LoadRun:
     """A load that some rank has not reported yet."""
@@ -111,9 +116,10 @@ class SaveRun:
 class WriteRun:
     """A copy to disk that some rank has not reported yet."""
 
-    __slots__ = ("chunks", "stored", "waiting")
+    __slots__ = ("chunks", "ref", "stored", "waiting")
 
-    def __init__(self, chunks: Sequence[ChunkId], ranks: int) -> None:
+    def __init__(self, ref: ChunkRef, chunks: Sequence[ChunkId], ranks: int) -> None:
+        self.ref = ref
         self.chunks = chunks
         self.waiting = {Rank(rank) for rank in range(ranks)}
         self.stored = True

@@ -31,6 +31,7 @@ from kvstow.layout.geometry import GroupId, Layout
 from kvstow.lifecycle.executors import Executor
 from kvstow.lifecycle.ledger import LoadLedger
 from kvstow.lifecycle.messages import (
+    NO_JOB,
     NO_SLOT,
     Fault,
     Hold,
@@ -46,6 +47,7 @@ from kvstow.lifecycle.messages import (
     Slot,
     Tier,
     WorkOrder,
+    WriteItem,
     WriteReport,
 )
 from kvstow.lifecycle.transfers import LoadTransfer, SaveTransfer
@@ -153,7 +155,7 @@ class Worker:
         for save in order.saves:
             self._submit_save(save)
         for write in order.writes:
-            self._submit_write(write.ref, write.slot)
+            self._submit_write(write)
         for load in order.loads:
             self._submit_load(load)
         for job in order.abandons:
@@ -265,14 +267,14 @@ class Worker:
         seal(frame, self._identity(item.ref))
         transfer.finish(index)
         self._recorder.count(Metric.SAVED_BYTES, len(payload))
-        if item.write:
-            self._submit_write(item.ref, item.slot)
+        if item.write != NO_JOB:
+            self._submit_write(WriteItem(item.write, item.ref, item.slot))
 
     def _skip_save(self, transfer: SaveTransfer, index: int, fault: Fault) -> None:
         transfer.fail(index, fault)
         item = transfer.job.items[index]
-        if item.write:
-            self._write_reports.append(WriteReport(item.ref, stored=False))
+        if item.write != NO_JOB:
+            self._write_reports.append(WriteReport(item.write, stored=False))
 
     def _release_holds(self) -> list[RequestId]:
         sent = [hold.request for hold in self._holds if not any(job in self._saves for job in hold.jobs)]
@@ -281,21 +283,21 @@ class Worker:
 
     # ---- writes ------------------------------------------------------------------------
 
-    def _submit_write(self, ref: ChunkRef, slot: Slot) -> None:
-        if self._disk is None or not self._executors.writer.submit(partial(self._run_write, ref, slot)):
+    def _submit_write(self, write: WriteItem) -> None:
+        if self._disk is None or not self._executors.writer.submit(partial(self._run_write, write)):
             self._recorder.count(Metric.DISK_WRITE_SKIPPED)
-            self._write_reports.append(WriteReport(ref, stored=False))
+            self._write_reports.append(WriteReport(write.job, stored=False))
 
-    def _run_write(self, ref: ChunkRef, slot: Slot) -> None:
+    def _run_write(self, write: WriteItem) -> None:
         assert self._disk is not None
         stored = False
         try:
-            self._disk.put(self._name(ref), self._arena.frame(ref.group, slot))
+            self._disk.put(self._name(write.ref), self._arena.frame(write.ref.group, write.slot))
             stored = True
         except StoreError as error:
-            self._failures.warn("disk write", f"{_shown(ref)} is kept in the arena only: {error}")
+            self._failures.warn("disk write", f"{_shown(write.ref)} is kept in the arena only: {error}")
         finally:
-            self._write_reports.append(WriteReport(ref, stored))
+            self._write_reports.append(WriteReport(write.job, stored))
 
     def _remove(self, refs: tuple[ChunkRef, ...]) -> None:
         if not self._executors.writer.submit(partial(self._run_remove, refs)):

@@ -183,6 +183,8 @@ class StowConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- numbers -----------------------------------------------------------------------
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        if self._scheduler_half is not None:
+            self._scheduler_half.measure()
         return self._stats.take()
 
     @classmethod

@@ -18,8 +18,9 @@ from kvstow.adapters.vllm.request_keys import RequestKeys
 from kvstow.adapters.vllm.transport import StowHandshake, StowMetadata, StowWorkerMetadata
 from kvstow.clock import SystemClock
 from kvstow.config.settings import Settings
+from kvstow.lifecycle.limits import PlannerLimits
 from kvstow.lifecycle.messages import RequestId, Tier
-from kvstow.lifecycle.planner import Planner, PlannerLimits
+from kvstow.lifecycle.planner import Planner
 from kvstow.lifecycle.requests import Lookup
 from kvstow.metrics import Metric, Recorder
 
@@ -37,12 +38,13 @@ _SOURCES = {Tier.ARENA: CacheHitSource.HOST, Tier.DISK: CacheHitSource.DISK}
 class _Known:
     """A live request and its chunk ids, once they can be made."""
 
-    __slots__ = ("adapter", "keys", "request")
+    __slots__ = ("adapter", "computed", "keys", "request")
 
     def __init__(self, request: Request, adapter: Adapter | None) -> None:
         self.request = request
         self.adapter = adapter
         self.keys: RequestKeys | None = None
+        self.computed: int | None = None  # the engine's own hit, until the lookup is counted
 
 
 class SchedulerHalf:
@@ -75,12 +77,16 @@ class SchedulerHalf:
         self._adapters = AdapterDigests()
         self._cache_manager: KVCacheManager | None = None
         self._use_engine_hashes: bool | None = None
+        self._frame_bytes: list[int] = []  # of a chunk on all ranks together, by group
 
     # ---- start -------------------------------------------------------------------------
 
     def open(self, handshakes: Mapping[Any, StowHandshake]) -> None:
         """Take the workers' hellos; raises ConfigError if they disagree."""
         hellos = [handshake.hello for handshake in handshakes.values()]
+        self._frame_bytes = [
+            sum(sizes) for sizes in zip(*(hello.frame_bytes for hello in hellos), strict=True)
+        ]
         self.planner.open(hellos)
         directory = self.planner.directory
         for group in directory.group_ids:
@@ -124,12 +130,12 @@ class SchedulerHalf:
         )
         if match.lookup is Lookup.PENDING:
             return None, False
+        known.computed = computed
         return match.tokens, match.lookup is Lookup.HIT
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
         """The engine gave the request blocks and expects ``external`` tokens to be loaded."""
-        if external:
-            self.recorder.count(Metric.LOOKUP_HIT_TOKENS, external)
+        self._count_lookup(request, external)
         tables = blocks.get_block_ids() if external else ()
         self.planner.allocated(RequestId(request.request_id), tables, external)
 
@@ -164,7 +170,27 @@ class SchedulerHalf:
             self._note_progress(known, lambda: blocks)
         return self.planner.finished(RequestId(request.request_id))
 
+    def measure(self) -> None:
+        """Set the gauges of what is in use."""
+        directory = self.planner.directory
+        arena = disk = 0
+        for group in directory.group_ids:
+            arena += directory.arena_in_use(group) * self._frame_bytes[group]
+            disk += directory.disk_in_use(group) * self._frame_bytes[group]
+        self.recorder.gauge(Metric.ARENA_USED_BYTES, arena)
+        self.recorder.gauge(Metric.DISK_USED_BYTES, disk)
+
     # ---- inside ------------------------------------------------------------------------
+
+    def _count_lookup(self, request: Request, external: int) -> None:
+        """Count a lookup when the engine admits the request: until then it is only polled."""
+        known = self._known.get(request.request_id)
+        if known is None or known.computed is None:
+            return
+        self.recorder.count(Metric.LOOKUPS)
+        self.recorder.count(Metric.LOOKUP_HIT_TOKENS, external)
+        self.recorder.count(Metric.LOOKUP_MISS_TOKENS, max(0, request.num_tokens - known.computed - external))
+        known.computed = None
 
     def _note_preemptions(self, output: SchedulerOutput) -> None:
         if not self.planner.saves_in_flight:

@@ -27,8 +27,8 @@ class StowStats(KVConnectorStats):
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         merged = dict(self.data)
         for name, value in other.data.items():
-            # Gauges are bytes in use: the ranks' parts add up as well.
-            merged[name] = merged.get(name, 0) + value
+            # Gauges come from the scheduler only; the later one holds.
+            merged[name] = value if Metric(name) in GAUGES else merged.get(name, 0) + value
         return StowStats(data=merged)
 
     def reduce(self) -> dict[str, int | float]:

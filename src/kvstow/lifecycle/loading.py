@@ -1,0 +1,281 @@
+"""The loads: what is promised, how it is ordered, and how every promise ends, once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from kvstow.clock import Clock
+from kvstow.keys.ids import ChunkRef, Rank
+from kvstow.layout.geometry import GroupId
+from kvstow.lifecycle.directory import Directory
+from kvstow.lifecycle.ledger import LoadLedger
+from kvstow.lifecycle.limits import BlockTables, PlannerLimits
+from kvstow.lifecycle.messages import (
+    NO_SLOT,
+    Fault,
+    JobId,
+    LoadItem,
+    LoadJob,
+    LoadReport,
+    Slot,
+    Tier,
+)
+from kvstow.lifecycle.requests import MISS, PENDING, LoadRun, Lookup, Match, Phase, TrackedRequest
+from kvstow.metrics import Metric, Recorder
+
+logger = logging.getLogger(__name__)
+
+
+class LoadPlanner:
+    """The planner's part for loads. What may veto a promise is asked in `match`.
+
+    Args:
+        limits: what it may do.
+        directory: what is where.
+        clock: monotonic time.
+        recorder: counts what happens.
+        jobs: gives job ids.
+    """
+
+    def __init__(
+        self,
+        limits: PlannerLimits,
+        directory: Directory,
+        clock: Clock,
+        recorder: Recorder,
+        jobs: Iterator[int],
+    ) -> None:
+        self._limits = limits
+        self._directory = directory
+        self._clock = clock
+        self._recorder = recorder
+        self._jobs = jobs
+        self._runs: dict[JobId, LoadRun] = {}
+        self._ledger = LoadLedger(clock, 2 * limits.load_timeout_s)
+        self._disk_degraded_until_s = float("-inf")
+        self._orders: list[LoadJob] = []
+        self._abandons: list[JobId] = []
+
+    def match(self, request: TrackedRequest, num_tokens: int, computed: int) -> Match:
+        """How many tokens beyond ``computed`` would be loaded; promised if it is a hit."""
+        if request.phase is Phase.LOADING:
+            return PENDING
+        request.phase = Phase.MISSED
+        match = self._find(request, num_tokens, computed)
+        if match.lookup is Lookup.HIT:
+            request.phase = Phase.PROMISED
+            request.floor = computed
+            request.boundary = computed + match.tokens
+        return match
+
+    def _find(self, request: TrackedRequest, num_tokens: int, computed: int) -> Match:
+        limits = self._limits
+        if not limits.loads or not self._directory.is_open:
+            return MISS
+        if len(self._runs) >= limits.pending_loads_max:
+            return MISS
+        self.refresh_disk()
+        start = computed // limits.chunk_tokens
+        # One token at least is left to compute.
+        stop = min(len(request.chunks), (num_tokens - 1) // limits.chunk_tokens)
+        if start >= stop:
+            return MISS
+        end, pending = self._directory.held_until(request.chunks, start, stop, request.denied)
+        if pending and end < stop:
+            return PENDING
+        tokens = end * limits.chunk_tokens - computed
+        if end <= start or tokens < max(1, limits.min_load_tokens):
+            return MISS
+        return Match(Lookup.HIT, tokens)
+
+    def allocate(self, request: TrackedRequest, blocks: BlockTables, promised: int) -> None:
+        """Order the load of ``promised`` tokens from the floor on.
+
+        What cannot be loaded after all is ordered as a load that fails at once, so that the
+        promise still ends.
+        """
+        job = JobId(next(self._jobs))
+        items: tuple[LoadItem, ...] = ()
+        pinned: list[ChunkRef] = []
+        boundary = request.floor + promised
+        aligned = boundary % self._limits.chunk_tokens == 0
+        if request.phase is Phase.PROMISED and boundary <= request.boundary and aligned:
+            stop = boundary // self._limits.chunk_tokens
+            pinned = self._directory.pin_prefix(request.chunks, stop)
+            items = self._load_items(request, blocks, stop)
+        if not items:
+            self._recorder.count(Metric.REFUSED_PROMISES)
+            logger.error(
+                "kvstow: %d tokens promised to request %s at floor %d cannot be loaded any more; recomputing",
+                promised,
+                request.request_id,
+                request.floor,
+            )
+        request.boundary = boundary
+        request.phase = Phase.LOADING
+        self._runs[job] = LoadRun(request, items, pinned, max(1, self._directory.world_size))
+        self._ledger.dispatch(job)
+        self._orders.append(LoadJob(job, request.request_id, items))
+        self._recorder.count(Metric.PROMISED_TOKENS, promised)
+
+    def promised_by_tier(self, request: TrackedRequest) -> dict[Tier, int]:
+        """Tokens that the request's load in flight brings, by the tier they come from."""
+        tokens = dict.fromkeys(Tier, 0)
+        for run in self._runs.values():
+            if run.request is request:
+                for item in run.items:
+                    tokens[item.source] += self._tokens_of(item)
+        return tokens
+
+    def take_orders(self) -> tuple[LoadJob, ...]:
+        """New loads, each once."""
+        orders = tuple(self._orders)
+        self._orders.clear()
+        return orders
+
+    def take_abandons(self) -> tuple[JobId, ...]:
+        """Loads whose reports seem lost, each once."""
+        self._expire()
+        abandons = tuple(self._abandons)
+        self._abandons.clear()
+        return abandons
+
+    def reported(self, rank: Rank, load: LoadReport) -> None:
+        """One rank is done with a load."""
+        run = self._runs.get(load.job)
+        if run is None or rank not in run.waiting:
+            self._recorder.count(Metric.LATE_REPORTS)
+            return
+        run.waiting.discard(rank)
+        run.refused = run.refused or load.refused
+        for failed in load.failed:
+            run.faults[failed.item] = failed.fault
+        for place in load.busy:
+            run.busy[place] = run.busy.get(place, 0) + 1
+        if not run.waiting:
+            self._end(load.job, run)
+
+    def slot_freed(self, group: GroupId, slot: Slot) -> None:
+        """A reader that was given up on one rank came back."""
+        for run in self._runs.values():
+            left = run.busy.get((group, slot))
+            if left:
+                run.busy[group, slot] = left - 1
+                return
+        self._directory.slot_freed(group, slot)
+
+    def refresh_disk(self) -> None:
+        """Promise from the disk again once it has cooled down."""
+        usable = self._clock.monotonic_s() >= self._disk_degraded_until_s
+        if usable is not self._directory.disk_usable:
+            self._directory.disk_usable = usable
+            self._recorder.gauge(Metric.DISK_DEGRADED, float(not usable))
+
+    def _degrade_disk(self) -> None:
+        self._disk_degraded_until_s = self._clock.monotonic_s() + self._limits.disk_cooldown_s
+        self.refresh_disk()
+
+    def _load_items(self, request: TrackedRequest, blocks: BlockTables, stop: int) -> tuple[LoadItem, ...]:
+        """Orders for the chunks from the floor to chunk ``stop``, or () if one is gone."""
+        start = request.floor // self._limits.chunk_tokens
+        refs = [
+            request.ref(group, index) for index in range(start, stop) for group in self._directory.group_ids
+        ]
+        tiers = [self._directory.tier_of(ref) for ref in refs]
+        if None in tiers or not self._limits.blocks_reach(blocks, stop):
+            return ()
+        items = []
+        for ref, tier in zip(refs, tiers, strict=True):
+            if tier is Tier.ARENA:
+                slot = self._directory.slot_of(ref)
+            else:
+                slot = self._directory.reserve_arena(ref, promoting=True)
+            block_tokens = self._limits.block_tokens[ref.group]
+            skip = max(0, (request.floor - ref.index * self._limits.chunk_tokens) // block_tokens)
+            items.append(
+                LoadItem(ref, tier or Tier.ARENA, slot, self._limits.chunk_blocks(blocks, ref), skip)
+            )
+        return tuple(items)
+
+    def _end(self, job: JobId, run: LoadRun) -> None:
+        del self._runs[job]
+        self._ledger.ended(job)
+        request, directory = run.request, self._directory
+        failed = bool(run.faults) or run.refused or not run.items
+        directory.unpin(run.pinned)
+        loaded = {Tier.ARENA: 0, Tier.DISK: 0}
+        for index, item in enumerate(run.items):
+            fault = run.faults.get(index)
+            if item.source is Tier.DISK and item.slot != NO_SLOT:
+                # A promoted frame is in the arena on every rank only if the whole load went
+                # well: an item that was cut short by another's failure may not be.
+                if failed:
+                    directory.arena_failed(item.ref, run.busy.get((item.ref.group, item.slot), 0))
+                else:
+                    directory.arena_filled(item.ref)
+            if fault in (Fault.ABSENT, Fault.CORRUPT):
+                directory.drop(item.ref, item.source)
+            if fault is Fault.TIMEOUT and item.source is Tier.DISK:
+                self._degrade_disk()
+            if fault is not None and fault is not Fault.CANCELLED:
+                request.denied.add(item.ref.chunk)
+            loaded[item.source] += self._tokens_of(item)
+        if failed:
+            # With no item to blame, none of them is promised to this request again.
+            if not set(run.faults.values()) - {Fault.CANCELLED}:
+                chunk_tokens = self._limits.chunk_tokens
+                first, stop = request.floor // chunk_tokens, -(-request.boundary // chunk_tokens)
+                request.denied.update(request.chunks[first:stop])
+            self._failed(job, run)
+        else:
+            directory.touch_prefix(request.chunks, request.boundary // self._limits.chunk_tokens)
+            self._recorder.count(Metric.LOADED_TOKENS_ARENA, loaded[Tier.ARENA])
+            self._recorder.count(Metric.LOADED_TOKENS_DISK, loaded[Tier.DISK])
+        if request.phase is Phase.LOADING:
+            request.phase = Phase.FAILED if failed else Phase.LOADED
+
+    def _failed(self, job: JobId, run: LoadRun) -> None:
+        request = run.request
+        tokens = request.boundary - request.floor
+        self._recorder.count(Metric.LOAD_FAILED)
+        self._recorder.count(Metric.LOAD_FAILED_TOKENS, tokens)
+        faults = sorted({fault.value for fault in run.faults.values()}) or ["refused"]
+        if Fault.TIMEOUT.value in faults:
+            self._recorder.count(Metric.LOAD_TIMEOUTS)
+        logger.error(
+            "kvstow: load %d of request %s failed (%s): %d of %d frames, %d tokens from token %d; "
+            "the request recomputes them",
+            job,
+            request.request_id,
+            ", ".join(faults),
+            len(run.faults),
+            len(run.items),
+            tokens,
+            request.floor,
+        )
+
+    def _expire(self) -> None:
+        for job in self._ledger.expired():
+            run = self._runs[job]
+            if not run.abandoned:
+                run.abandoned = True
+                self._abandons.append(job)
+                self._ledger.restart(job)
+                continue
+            # No rank that is alive keeps silent for two bounds. Its reads may still land in
+            # the slots, so those are never used again.
+            silent = len(run.waiting)
+            for item in run.items:
+                if item.source is Tier.DISK and item.slot != NO_SLOT:
+                    place = (item.ref.group, item.slot)
+                    run.busy[place] = run.busy.get(place, 0) + silent
+            run.faults.update(dict.fromkeys(range(len(run.items)), Fault.TIMEOUT))
+            run.refused = True
+            self._end(job, run)
+
+    def _tokens_of(self, item: LoadItem) -> int:
+        """Tokens an item brings; a chunk's frames in further groups are the same tokens."""
+        if item.ref.group != self._directory.group_ids[0]:
+            return 0
+        return self._limits.chunk_tokens - item.skip_blocks * self._limits.block_tokens[item.ref.group]
