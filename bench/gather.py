@@ -135,8 +135,8 @@ def main() -> None:
     """Measure every size and placement, and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", default=None, help="write the figures here")
-    parser.add_argument("--payload-mib", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--payload-mib", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     random.seed(0)

@@ -166,7 +166,9 @@ static inline int64_t run_blocks(const segment_t *segment, const int64_t *blocks
     return run;
 }
 
-static void copy_segment(const transfer_t *t, const segment_t *segment, int64_t begin, int64_t end)
+/* `after`: where the transfer goes on when this segment is done, or NULL. */
+static void copy_segment(const transfer_t *t, const segment_t *segment, int64_t begin, int64_t end,
+                         const char *after)
 {
     char *payload = t->payload + t->count * segment->payload_bytes;
     for (int64_t at = begin; at < end;) {
@@ -176,7 +178,7 @@ static void copy_segment(const transfer_t *t, const segment_t *segment, int64_t 
         char *flat = payload + at * segment->bytes;
         at += run;
         if (t->direction == GATHER)
-            t->copy(flat, engine, bytes, at < end ? block_address(segment, t->blocks[at]) : NULL);
+            t->copy(flat, engine, bytes, at < end ? block_address(segment, t->blocks[at]) : after);
         else
             t->copy(engine, flat, bytes, NULL);
     }
@@ -186,10 +188,15 @@ static void *copy_part(void *argument)
 {
     const part_t *part = argument;
     const transfer_t *t = part->transfer;
-    for (Py_ssize_t s = part->begin.segment; s <= part->end.segment && s < t->bound->num_segments; s++) {
+    Py_ssize_t last = t->bound->num_segments - 1;
+    if (part->end.segment < last)
+        last = part->end.segment;
+    for (Py_ssize_t s = part->begin.segment; s <= last; s++) {
+        const segment_t *segment = &t->bound->segments[s];
         int64_t begin = s == part->begin.segment ? part->begin.block : t->skip;
         int64_t end = s == part->end.segment ? part->end.block : t->count;
-        copy_segment(t, &t->bound->segments[s], begin, end);
+        const char *after = s < last ? block_address(segment + 1, t->blocks[t->skip]) : NULL;
+        copy_segment(t, segment, begin, end, after);
     }
     finish_copy();
     return NULL;
