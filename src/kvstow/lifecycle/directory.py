@@ -166,16 +166,17 @@ class Directory:
             The index after the last loadable chunk, and whether the next one is on its way
             from disk into the arena (ask again). Changes nothing.
         """
-        disk_usable = self.disk_usable
+        # A long prompt walks this loop hundreds of times: a name looked up once is not looked up there.
+        ready, disk_usable = Copy.READY, self.disk_usable
         for table in self._tables:
-            entries = table.entries
+            find = table.entries.get
             index = start
-            while index < stop:
-                entry = entries.get(chunks[index])
-                if entry is None or (denied and entry.ref.chunk in denied):
+            for chunk in chunks[start:stop]:
+                entry = find(chunk)
+                if entry is None or (denied and chunk in denied):
                     break
-                if entry.arena is not Copy.READY and not (
-                    disk_usable and entry.disk is Copy.READY and not entry.promoting
+                if entry.arena is not ready and not (
+                    disk_usable and entry.disk is ready and not entry.promoting
                 ):
                     break
                 index += 1
