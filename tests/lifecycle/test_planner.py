@@ -17,6 +17,7 @@ from kvstow.lifecycle.messages import (
     RequestId,
     SaveReport,
     Tier,
+    WriteReport,
 )
 from kvstow.lifecycle.requests import Lookup, Phase
 
@@ -356,6 +357,22 @@ def test_saves_are_written_behind_within_the_bound() -> None:
     bench.answer(follow_up)
     assert bench.directory.disk_in_use(0) == 4
     assert bench.directory.pins() == 0
+
+
+def test_a_frame_whose_turn_to_be_written_comes_before_its_save_has_ended_is_written_later() -> None:
+    bench = Bench(hello(slots=8, disk_frames=8), pending_writes_max=1)
+    ids = chunk_ids("p", 3)
+    bench.planner.progress(A, ids, 3 * CHUNK, lambda: bench.tables(3 * CHUNK))
+    save = bench.planner.step().saves[0]
+    # The first frame is on disk while the others are still being copied.
+    bench.planner.report(Report(Rank(0), writes=(WriteReport(save.items[0].write, stored=True),)))
+    assert bench.planner.step().writes == ()
+    bench.planner.report(Report(Rank(0), saves=(SaveReport(save.job),)))
+    for index in (1, 2):
+        order = bench.planner.step()
+        assert [write.ref.index for write in order.writes] == [index]
+        bench.answer(order)
+    assert bench.directory.disk_in_use(0) == 3
 
 
 def test_inventory_of_some_ranks_only_is_removed() -> None:

@@ -116,6 +116,9 @@ class SavePlanner:
                 break
             ref, chunks = self._unwritten.popleft()
             if self._directory.tier_of(ref) is not Tier.ARENA:
+                if self._directory.slot_of(ref) != NO_SLOT:
+                    # Its save has not ended yet: its turn comes again.
+                    self._unwritten.append((ref, chunks))
                 continue
             job = self._begin_write(ref, chunks)
             if job != NO_JOB:
