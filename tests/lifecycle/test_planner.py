@@ -360,19 +360,19 @@ def test_saves_are_written_behind_within_the_bound() -> None:
 
 
 def test_a_frame_whose_turn_to_be_written_comes_before_its_save_has_ended_is_written_later() -> None:
-    bench = Bench(hello(slots=8, disk_frames=8), pending_writes_max=1)
-    ids = chunk_ids("p", 3)
-    bench.planner.progress(A, ids, 3 * CHUNK, lambda: bench.tables(3 * CHUNK))
+    bench = Bench(hello(slots=8, disk_frames=8), pending_writes_max=2)
+    ids = chunk_ids("p", 4)
+    bench.planner.progress(A, ids, 4 * CHUNK, lambda: bench.tables(4 * CHUNK))
     save = bench.planner.step().saves[0]
-    # The first frame is on disk while the others are still being copied.
-    bench.planner.report(Report(Rank(0), writes=(WriteReport(save.items[0].write, stored=True),)))
+    # The first frames are on disk while the others are still being copied.
+    written = tuple(WriteReport(item.write, stored=True) for item in save.items[:2])
+    bench.planner.report(Report(Rank(0), writes=written))
     assert bench.planner.step().writes == ()
     bench.planner.report(Report(Rank(0), saves=(SaveReport(save.job),)))
-    for index in (1, 2):
-        order = bench.planner.step()
-        assert [write.ref.index for write in order.writes] == [index]
-        bench.answer(order)
-    assert bench.directory.disk_in_use(0) == 3
+    order = bench.planner.step()
+    assert [write.ref.index for write in order.writes] == [2, 3]
+    bench.answer(order)
+    assert bench.directory.disk_in_use(0) == 4
 
 
 def test_inventory_of_some_ranks_only_is_removed() -> None:
