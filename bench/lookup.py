@@ -24,7 +24,6 @@ from kvstow.keys.ids import ROOT_CHUNK, ChunkId, ChunkRef, NamespaceDigest, Rank
 from kvstow.layout.geometry import GroupId
 from kvstow.lifecycle.limits import PlannerLimits
 from kvstow.lifecycle.messages import Held, Hello, RequestId, Tier
-from kvstow.lifecycle.limits import PlannerLimits
 from kvstow.lifecycle.planner import Planner
 from kvstow.lifecycle.requests import Lookup
 from kvstow.metrics import Recorder
