@@ -13,6 +13,9 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
     # A request's name is its id, so that an id can be used twice.
     VLLM_DISABLE_REQUEST_ID_RANDOMIZATION="1",
+    # Two OpenMP threads wait for each other on a busy machine far longer than one computes.
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    OMP_NUM_THREADS="1",
 )
 
 from collections.abc import Iterator

@@ -45,13 +45,16 @@ def make_deepseek(folder: Path, *, seed: int = 0) -> Path:
         n_routed_experts=4,
         num_experts_per_tok=2,
         first_k_dense_replace=1,
-        kv_lora_rank=32,
+        # The only sizes that the CPU kernel of this attention is compiled for: 512 + 64.
+        kv_lora_rank=512,
         q_lora_rank=None,
-        qk_rope_head_dim=16,
+        qk_rope_head_dim=64,
         qk_nope_head_dim=16,
         v_head_dim=32,
         max_position_embeddings=4096,
         topk_method="greedy",
+        n_group=1,
+        topk_group=1,
         bos_token_id=1,
         eos_token_id=2,
     )
