@@ -18,7 +18,6 @@ os.environ.update(
     OMP_NUM_THREADS="1",
 )
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,8 +37,7 @@ def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """A KVSTOW_* variable of whoever runs the tests must not decide them."""
     for name in [name for name in os.environ if name.startswith("KVSTOW_")]:
         monkeypatch.delenv(name)
-    yield

@@ -246,16 +246,16 @@ def start(model: Path, stow: dict[str, Any] | None = None, **options: Any) -> LL
         "kv_connector_extra_config": {"chunk_tokens": CHUNK, "arena_gib": 0.1} | (stow or {}),
     }
     transfer |= options.pop("transfer", {})
-    defaults: dict[str, Any] = dict(
-        dtype="float32",
-        enforce_eager=True,
-        block_size=BLOCK,
-        num_gpu_blocks_override=60,
-        max_model_len=1024,
-        max_num_seqs=1,
-        max_num_batched_tokens=1024,
-        max_logprobs=VOCABULARY,
-        seed=0,
-        skip_tokenizer_init=True,
-    )
+    defaults: dict[str, Any] = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "block_size": BLOCK,
+        "num_gpu_blocks_override": 60,
+        "max_model_len": 1024,
+        "max_num_seqs": 1,
+        "max_num_batched_tokens": 1024,
+        "max_logprobs": VOCABULARY,
+        "seed": 0,
+        "skip_tokenizer_init": True,
+    }
     return LLM(str(model), kv_transfer_config=transfer, **(defaults | options))

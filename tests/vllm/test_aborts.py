@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engines import BLOCK, CHUNK, Engine, prompt, running
 from gates import Gates, gated
 
+from engines import BLOCK, CHUNK, Engine, prompt, running
 from kvstow.lifecycle.messages import RequestId
 from kvstow.lifecycle.requests import Phase
 

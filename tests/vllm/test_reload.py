@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engines import CHUNK, BLOCK, Engine, prompt, running
+
+from engines import BLOCK, Engine, prompt, running
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

@@ -1,0 +1,262 @@
+"""A disk that lies, hangs or is full, under a real engine: the text stays right and the engine goes on.
+
+The arena is too small for what the tests save, so fillers push everything out to disk.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gates import Gates, gated, kvstow_log
+
+from engines import BLOCK, CHUNK, Answer, Engine, prompt, running
+from kvstow.errors import NoSpaceError, StoreUnavailableError
+from kvstow.stores.base import FrameName
+from kvstow.stores.disk import DiskStore
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+SMALL_ARENA_GIB = 0.002
+LENGTH = 320
+HIT = 256
+CHUNKS = 5
+LOAD_TIMEOUT_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("disk")
+
+
+@pytest.fixture(scope="module")
+def gates() -> Iterator[Gates]:
+    with gated() as gates:
+        yield gates
+
+
+@pytest.fixture(scope="module")
+def engine(llama: Path, folder: Path, gates: Gates) -> Iterator[Engine]:
+    stow = {
+        "disk_path": str(folder),
+        "arena_gib": SMALL_ARENA_GIB,
+        "load_timeout_s": LOAD_TIMEOUT_S,
+        # A test must not wait for the disk to be trusted again.
+        "disk_cooldown_s": 0,
+    }
+    with running(llama, stow) as engine:
+        yield engine
+
+
+def frames(folder: Path) -> set[Path]:
+    """Every frame's file under a disk root."""
+    return {path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("lock")}
+
+
+def push_out(engine: Engine, gates: Gates, seed: int) -> None:
+    """Leave in the arena nothing that was saved before, and in the engine nothing at all."""
+    gates.wait_idle()
+    slots = engine.planner.directory.arena_slots(0)
+    for index in range(2 + slots * CHUNK // 960):
+        engine.ask(prompt(960, seed=1_000_000 + 100 * seed + index))
+    engine.clear_own_cache()
+    gates.wait_idle()
+
+
+class OnDisk:
+    """A prompt whose chunks are on disk only, with what the engine answered and computed for it."""
+
+    def __init__(self, engine: Engine, gates: Gates, folder: Path, seed: int) -> None:
+        others = frames(folder)
+        self.prompt = prompt(LENGTH, seed)
+        self.answer: Answer = engine.ask(self.prompt, logprobs=True)
+        self.bytes = engine.kv_bytes(self.answer.blocks)[: LENGTH // BLOCK]
+        engine.settle()
+        gates.wait_idle()
+        ours = frames(folder) - others
+        assert len(ours) == CHUNKS
+        # By the index that a name begins with.
+        self.files = sorted(ours, key=lambda path: int(path.name.split("-")[0]))
+        push_out(engine, gates, seed)
+
+
+@pytest.fixture
+def kept(engine: Engine, gates: Gates, folder: Path, request: pytest.FixtureRequest) -> OnDisk:
+    return OnDisk(engine, gates, folder, seed=abs(hash_of(request.node.name)))
+
+
+def hash_of(name: str) -> int:
+    """A seed that is another for each test and the same every time."""
+    return int.from_bytes(name.encode()[-6:], "little")
+
+
+def check_recomputed(
+    engine: Engine, gates: Gates, kept: OnDisk, before: dict[str, float]
+) -> dict[str, float]:
+    """The prompt is computed and right, kvstow counted it, and the next time it is a hit again."""
+    answer = engine.ask(kept.prompt, logprobs=True)
+    assert answer.tokens == kept.answer.tokens
+    assert engine.kv_bytes(answer.blocks)[: LENGTH // BLOCK] == kept.bytes
+    engine.settle()
+    gates.wait_idle()
+    counted = engine.counted_since(before)
+    assert counted["load_failed"] == 1
+    assert counted["load_failed_tokens"] == HIT
+    engine.clear_own_cache()
+    again = engine.ask(kept.prompt)
+    assert (again.cached, again.tokens) == (HIT, kept.answer.tokens)
+    assert engine.kv_bytes(again.blocks)[: HIT // BLOCK] == kept.bytes[: HIT // BLOCK]
+    engine.expect_baseline()
+    return counted
+
+
+def test_a_sound_disk_is_a_hit(engine: Engine, gates: Gates, kept: OnDisk) -> None:
+    """The oracle of this file: without a fault the same steps end in a load from disk."""
+    before = engine.counters()
+    answer = engine.ask(kept.prompt)
+    assert engine.counted_since(before)["loaded_tokens_disk"] == HIT
+    assert (answer.cached, answer.tokens) == (HIT, kept.answer.tokens)
+    assert engine.kv_bytes(answer.blocks)[: HIT // BLOCK] == kept.bytes[: HIT // BLOCK]
+    engine.expect_baseline()
+
+
+@pytest.mark.parametrize("where", ["header", "payload", "last byte"])
+def test_a_flipped_byte(engine: Engine, gates: Gates, kept: OnDisk, where: str) -> None:
+    bad = kept.files[2]
+    good = bad.read_bytes()
+    content = bytearray(good)
+    at = {"header": 40, "payload": len(content) // 2, "last byte": len(content) - 1}[where]
+    content[at] ^= 0x10
+    bad.write_bytes(content)
+    before = engine.counters()
+    with kvstow_log() as log:
+        counted = check_recomputed(engine, gates, kept, before)
+    assert counted["corrupt_frames"] == 1
+    # The bad file is gone: what lies there now, if anything, is the recomputed chunk.
+    assert not bad.exists() or bad.read_bytes() == good
+    assert [record for record in log if "corrupt" in record.getMessage()]
+
+
+def test_a_truncated_file(engine: Engine, gates: Gates, kept: OnDisk) -> None:
+    bad = kept.files[1]
+    good = bad.read_bytes()
+    os.truncate(bad, len(good) // 2)
+    counted = check_recomputed(engine, gates, kept, engine.counters())
+    assert counted["corrupt_frames"] == 1
+    assert not bad.exists() or bad.read_bytes() == good
+
+
+def test_two_files_that_changed_places(engine: Engine, gates: Gates, kept: OnDisk) -> None:
+    one, two = kept.files[1], kept.files[2]
+    good = one.read_bytes(), two.read_bytes()
+    assert len(good[0]) == len(good[1])
+    spare = one.with_name("spare")
+    one.rename(spare)
+    two.rename(one)
+    spare.rename(two)
+    counted = check_recomputed(engine, gates, kept, engine.counters())
+    assert counted["corrupt_frames"] >= 1
+    bad = [
+        path
+        for path, content in zip((one, two), good, strict=True)
+        if path.exists() and path.read_bytes() != content
+    ]
+    # Readers run side by side: once one of the two was found bad, the other need not be read.
+    assert len(bad) == 2 - counted["corrupt_frames"]
+
+
+def test_a_file_that_is_gone(engine: Engine, gates: Gates, kept: OnDisk) -> None:
+    kept.files[0].unlink()
+    counted = check_recomputed(engine, gates, kept, engine.counters())
+    assert "corrupt_frames" not in counted
+
+
+def test_a_device_that_fails_to_read(
+    engine: Engine, gates: Gates, kept: OnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(store: DiskStore, name: FrameName, target: memoryview) -> bool:
+        raise StoreUnavailableError("get at /nowhere: EIO (Input/output error)")
+
+    before = engine.counters()
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskStore, "get_into", fail)
+        answer = engine.ask(kept.prompt)
+    assert (answer.cached, answer.tokens) == (answer.cached, kept.answer.tokens)
+    assert engine.counted_since(before)["load_failed"] == 1
+    assert engine.kv_bytes(answer.blocks)[: LENGTH // BLOCK] == kept.bytes
+    engine.expect_baseline()
+
+
+def test_a_read_that_never_ends(
+    engine: Engine, gates: Gates, kept: OnDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request recomputes; the reader that comes back later writes nothing."""
+    reading, come_back = threading.Event(), threading.Event()
+    real = DiskStore.get_into
+
+    def hang(store: DiskStore, name: FrameName, target: memoryview) -> bool:
+        reading.set()
+        assert come_back.wait(60), "the test never let the reader go"
+        return real(store, name, target)
+
+    before = engine.counters()
+    with monkeypatch.context() as patch, kvstow_log() as log:
+        patch.setattr(DiskStore, "get_into", hang)
+        try:
+            name = engine.submit(kept.prompt)
+            engine.step_until(reading.is_set)
+            loading = engine.block_ids(name)
+            engine.step_until(lambda: engine.answers[name].finish is not None)
+            answer = engine.answers[name]
+            assert answer.tokens == kept.answer.tokens
+            counted = engine.counted_since(before)
+            assert (counted["load_failed"], counted["load_timeouts"]) == (1, 1)
+            assert engine.kv_bytes(answer.blocks)[: LENGTH // BLOCK] == kept.bytes
+
+            # The blocks of the load are other requests' while the readers still hang.
+            others = [engine.ask(prompt(960, seed=seed)).blocks for seed in (5, 6)]
+            assert set(loading) <= {block for blocks in others for block in blocks}
+            held = engine.kv_bytes(range(60))
+        finally:
+            come_back.set()
+        gates.read.wait_idle()
+    assert engine.kv_bytes(range(60)) == held
+    errors = [record for record in log if record.levelname == "ERROR"]
+    assert len(errors) == 1, [record.getMessage() for record in errors]
+    assert name in errors[0].getMessage()
+    assert "timeout" in errors[0].getMessage()
+    engine.expect_baseline()
+    again = engine.ask(kept.prompt)
+    assert (again.cached, again.tokens) == (HIT, kept.answer.tokens)
+    engine.expect_baseline()
+    # The slots that the readers were filling are free again too.
+    assert engine.planner.forget_all()
+    assert engine.planner.directory.arena_in_use(0) == 0
+
+
+@pytest.mark.parametrize("error", [NoSpaceError, StoreUnavailableError])
+def test_a_disk_that_takes_nothing(
+    engine: Engine, gates: Gates, folder: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def refuse(store: DiskStore, name: FrameName, frame: memoryview) -> None:
+        raise error("put at /nowhere: no")
+
+    tokens = prompt(LENGTH, seed=77 if error is NoSpaceError else 78)
+    held = frames(folder)
+    before = engine.counters()
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskStore, "put", refuse)
+        first = engine.ask(tokens)
+        engine.settle()
+        gates.wait_idle()
+    engine.settle()
+    assert engine.counted_since(before)["disk_write_failed"] == CHUNKS
+    assert not frames(folder) - held
+    # The arena has them all the same.
+    engine.clear_own_cache()
+    again = engine.ask(tokens)
+    assert (again.cached, again.tokens) == (HIT, first.tokens)
+    engine.expect_baseline()
