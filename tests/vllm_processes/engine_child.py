@@ -1,0 +1,84 @@
+"""A program: vLLM's offline engine, driven by JSON messages over one pipe.
+
+Usage: ``engine_child.py CONNECTION_FD OPTIONS_JSON``, or `serve_forked` in a process that was forked
+from one which had vLLM imported. Messages: ``{"ask": token_ids}``, ``{"numbers": null}``,
+``{"stop": null}``; each but the last is answered with one message. The first answer is ``"ready"``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+TOKENS_OUT = 4
+
+
+def ask(llm: LLM, tokens: list[int]) -> dict[str, Any]:
+    """Answer one prompt greedily: tokens, their log-probabilities, and how many were not computed."""
+    from vllm.inputs import TokensPrompt
+
+    from vllm import SamplingParams
+
+    # Two random models may agree on four tokens by luck, never on the log-probabilities.
+    sampling = SamplingParams(
+        max_tokens=TOKENS_OUT, temperature=0, logprobs=4, ignore_eos=True, detokenize=False
+    )
+    [output] = llm.generate(TokensPrompt(prompt_token_ids=tokens), sampling, use_tqdm=False)
+    completion = output.outputs[0]
+    assert completion.logprobs is not None
+    return {
+        "tokens": list(completion.token_ids),
+        "logprobs": [
+            sorted((token, entry.logprob) for token, entry in step.items()) for step in completion.logprobs
+        ],
+        "cached": output.num_cached_tokens,
+    }
+
+
+def numbers() -> Mapping[str, float]:
+    """kvstow's numbers as they are in vLLM's Prometheus registry, by name and tier."""
+    from prometheus_client import REGISTRY
+
+    return {
+        "_".join(filter(None, [sample.name, sample.labels.get("tier")])): sample.value
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if sample.name.startswith("kvstow_") and not sample.name.endswith("_created")
+    }
+
+
+def serve(connection: Connection, options: dict[str, Any]) -> LLM:
+    """Start an engine and answer until told to stop."""
+    from vllm import LLM
+
+    llm = LLM(**options)
+    connection.send_bytes(b'"ready"')
+    while True:
+        [(verb, argument)] = json.loads(connection.recv_bytes()).items()
+        if verb == "stop":
+            return llm
+        answer = ask(llm, argument) if verb == "ask" else numbers()
+        connection.send_bytes(json.dumps(answer).encode())
+
+
+def serve_forked(connection: Connection, log: Path, options: dict[str, Any]) -> None:
+    """The same, in a forked process with a session and a log of its own."""
+    os.setsid()
+    with log.open("ab") as sink:
+        os.dup2(sink.fileno(), 1)
+        os.dup2(sink.fileno(), 2)
+    llm = serve(connection, options)
+    # Such a process ends without the interpreter's goodbye, on which vLLM relies otherwise.
+    llm.llm_engine.engine_core.shutdown()
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])), json.loads(sys.argv[2]))
