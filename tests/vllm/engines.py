@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from tiny import VOCABULARY
-from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.inputs import TokensPrompt
 from vllm.lora.request import LoRARequest
 
@@ -228,6 +228,7 @@ def running(model: Path, stow: dict[str, Any] | None = None, **options: Any) -> 
         stow: kvstow's settings on top of a small arena and chunks of `CHUNK` tokens.
         options: vLLM's, on top of those under which its results are the same every time.
     """
+    assert not has_kv_transfer_group(), "one engine at a time: vLLM keeps one worker's connector per process"
     llm = start(model, stow, **options)
     try:
         yield Engine(llm)

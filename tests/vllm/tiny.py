@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 VOCABULARY = 512
 
@@ -59,4 +66,25 @@ def make_deepseek(folder: Path, *, seed: int = 0) -> Path:
         eos_token_id=2,
     )
     DeepseekV2ForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    return folder
+
+
+def make_gemma(folder: Path, *, seed: int = 0) -> Path:
+    """A model in which most layers see a window only."""
+    torch.manual_seed(seed)
+    config = Gemma3TextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=4096,
+        sliding_window=64,
+        query_pre_attn_scalar=32,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    Gemma3ForCausalLM(config).to(torch.float32).save_pretrained(folder)
     return folder
