@@ -75,7 +75,17 @@ def test_options_reach_the_connector_and_the_rest_reaches_vllm(started: list[lis
         "disk_path": "/d",
         "disk_gib": 7.0,
     }
-    assert command[7:] == ["--max-model-len", "8192", "-tp", "2", "--enforce-eager", "--override={'a': 1}"]
+    assert command[9:] == ["--max-model-len", "8192", "-tp", "2", "--enforce-eager", "--override={'a': 1}"]
+
+
+def test_the_server_has_time_to_finish_its_writes(
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVSTOW_SHUTDOWN_S_MAX", "20.5")
+    assert serve("m")[0] == 0
+    assert serve("m", "--shutdown_timeout=3")[0] == 0
+    assert started[0][7:] == ["--shutdown-timeout", "26"]
+    assert started[1][7:] == ["--shutdown_timeout=3"]
 
 
 def test_a_relative_disk_folder_is_made_absolute(started: list[list[str]]) -> None:

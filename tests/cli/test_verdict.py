@@ -55,7 +55,7 @@ def test_a_good_run_breaks_nothing() -> None:
         (Stage.ARENA, {"counted": replace(NONE, arena=6000)}, "6000 of 6800 tokens came from arena"),
         (Stage.ARENA, {"counted": replace(NONE, disk=6656)}, "0 of 6800 tokens came from arena"),
         (Stage.ARENA, {"counted": replace(NONE, engine=3000, arena=3700)}, "still held 3000"),
-        (Stage.ARENA, {"ttft_s": 2.0}, "6.5 times as fast as cold, want 10"),
+        (Stage.ARENA, {"ttft_s": 2.0}, "6.5 times as fast as computed, want 10"),
         (Stage.ARENA, {"answers": ("heron 4417", "orange 2056", "a dog")}, "text differs"),
         (Stage.DISK, {"counted": replace(NONE, unknown=6656)}, "unnamed 6656"),
         (Stage.DISK, {"ttft_s": 4.0}, "want 5"),
@@ -70,6 +70,12 @@ def test_each_promise_is_checked(stage: Stage, change: dict[str, object], reason
     broken = broken_rows(stages)
     assert list(broken) == [stage]
     assert reason in broken[stage]
+
+
+def test_a_slow_cold_run_flatters_nobody() -> None:
+    stages = good()
+    stages[Stage.COLD] = replace(stages[Stage.COLD], ttft_s=40.0)
+    assert judge(stages)[2].speedup == pytest.approx(13.5 / 0.2)
 
 
 def test_counters_are_read_from_what_vllm_publishes() -> None:

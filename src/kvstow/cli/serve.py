@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ NO_DISK = "none"
 
 _OURS = ("--kv-transfer-config", "--kv-offloading-size", "--kv-offloading-backend")
 """vLLM's options that say where its keys and values go: only one party can decide that."""
+
+
+_SHUTDOWN = "--shutdown-timeout"
+_SHUTDOWN_MARGIN_S = 5
 
 
 @dataclass(frozen=True)
@@ -54,15 +59,42 @@ def choose_disk(choice: str | None, default: Path) -> Path | None:
     return default if named is None else Path(named)
 
 
-def transfer_config(options: ServeOptions) -> dict[str, object]:
-    """The value of vLLM's ``--kv-transfer-config``.
-
-    The connector's module is named besides the class, so that the server works where
-    ``VLLM_PLUGINS`` keeps plugins out.
+def server_command(options: ServeOptions) -> list[str]:
+    """The command that starts the server; it takes the place of the calling process.
 
     Raises:
-        ConfigError: a value that kvstow cannot run with; names the key and what would be right.
+        ConfigError: a vLLM option contradicts what kvstow sets, the model is missing, or kvstow
+            cannot run with a value; names it and what would be right.
     """
+    if options.model.startswith("-"):
+        raise ConfigError(
+            f"MODEL comes first, got {options.model!r}; use: kvstow serve MODEL {options.model} ..."
+        )
+    extra = _extra_config(options)
+    # Read here too, and not only by the server: a bad value is told before a model is loaded.
+    settings = load_settings(extra)
+    transfer = json.dumps(
+        {
+            "kv_connector": CONNECTOR,
+            # The module besides the class: `VLLM_PLUGINS` may keep plugins out.
+            "kv_connector_module_path": CONNECTOR_MODULE,
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": extra,
+        }
+    )
+    _refuse_conflicts(options.vllm_args, transfer)
+    # Not `vllm serve`: the CPU wheel ships no metadata named vllm, without which that command fails.
+    module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    ours = ["--model", options.model, "--kv-transfer-config", transfer]
+    if _SHUTDOWN not in map(_option_name, options.vllm_args):
+        # vLLM's default of 0 kills the engine at once, and the frames on their way to disk with it.
+        ours += [_SHUTDOWN, str(math.ceil(settings.shutdown_s_max) + _SHUTDOWN_MARGIN_S)]
+    return [*module, *ours, *options.vllm_args]
+
+
+def _extra_config(options: ServeOptions) -> dict[str, object]:
+    """The connector's own configuration, as far as the options say it."""
     extra: dict[str, object] = {"disk_path": None if options.disk is None else str(options.disk)}
     if options.arena_gib is not None:
         extra["arena_gib"] = options.arena_gib
@@ -70,42 +102,21 @@ def transfer_config(options: ServeOptions) -> dict[str, object]:
         if options.disk is None:
             raise ConfigError(f"--disk-gib {options.disk_gib:g} with --disk none; leave one of them out")
         extra["disk_gib"] = options.disk_gib
-    # Read here too, and not only by the server: a bad value is told before a model is loaded.
-    load_settings(extra)
-    return {
-        "kv_connector": CONNECTOR,
-        "kv_connector_module_path": CONNECTOR_MODULE,
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": extra,
-    }
+    return extra
 
 
-def server_command(options: ServeOptions) -> list[str]:
-    """The command that starts the server; it takes the place of the calling process.
-
-    Raises:
-        ConfigError: a vLLM option contradicts what kvstow sets, or the model is missing.
-    """
-    if options.model.startswith("-"):
-        raise ConfigError(
-            f"MODEL comes first, got {options.model!r}; use: kvstow serve MODEL {options.model} ..."
-        )
-    config = json.dumps(transfer_config(options))
-    _refuse_conflicts(options.vllm_args, config)
-    # Not `vllm serve`: the CPU wheel ships no metadata named vllm, without which that command fails.
-    module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    return [*module, "--model", options.model, "--kv-transfer-config", config, *options.vllm_args]
+def _option_name(arg: str) -> str:
+    """The option that ``arg`` gives: vLLM takes ``_`` for ``-``, ``--name=value`` and ``--name.key``."""
+    return arg.split("=", 1)[0].split(".", 1)[0].replace("_", "-").rstrip("+")
 
 
-def _refuse_conflicts(vllm_args: Sequence[str], config: str) -> None:
+def _refuse_conflicts(vllm_args: Sequence[str], transfer: str) -> None:
     for arg in vllm_args:
-        # vLLM takes underscores for dashes, --name=value, and --name.key for one key of a JSON value.
-        name = arg.split("=", 1)[0].split(".", 1)[0].replace("_", "-").rstrip("+")
+        name = _option_name(arg)
         if name == "--model":
             raise ConfigError(f"{arg} and MODEL both name a model; leave out {arg}")
         if name in _OURS:
             raise ConfigError(
                 f"{arg} conflicts with kvstow serve, which sets --kv-transfer-config itself; "
-                f"leave it out, or run vLLM on your own with --kv-transfer-config '{config}'"
+                f"leave it out, or run vLLM on your own with --kv-transfer-config '{transfer}'"
             )

@@ -44,7 +44,7 @@ def write_chart(rows: Sequence[Row], path: Path) -> None:
     axes.set_xlim(min(times_ms) / 3, max(times_ms) * _LABEL_ROOM)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.invert_yaxis()
-    axes.set_xlabel("time to first token in ms (logarithmic), and how many times as fast as cold")
+    axes.set_xlabel("time to first token in ms (logarithmic), and how many times as fast as computed")
     axes.set_title(
         f"The same prompt of {rows[0].measured.prompt_tokens:,} tokens, SmolLM2-135M on vLLM (CPU)",
         loc="left",
@@ -63,4 +63,4 @@ def _name(row: Row) -> str:
 
 def _label(row: Row) -> str:
     time = f"{row.measured.ttft_s * 1000:,.0f} ms"
-    return time if row.stage is Stage.COLD else f"{time} ({factor(row)})"
+    return f"{time} ({factor(row)})" if restored_from(row) else time

@@ -28,7 +28,7 @@ def make_table(rows: Sequence[Row]) -> Table:
         title=f"The same prompt of {tokens:,} tokens, five times", title_justify="left", box=box.SIMPLE_HEAD
     )
     table.add_column("from", no_wrap=True)
-    for name in ("first\ntoken", "vs\ncold", "tokens\nrestored"):
+    for name in ("first\ntoken", "vs com-\nputed", "tokens\nrestored"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("same\ntext", "facts", "holds"):
         table.add_column(name, justify="center", no_wrap=True)
@@ -46,7 +46,7 @@ def make_table(rows: Sequence[Row]) -> Table:
 
 
 def factor(row: Row) -> str:
-    """How many times as fast as cold, with the digits that mean something."""
+    """How many times as fast as computed, with the digits that mean something."""
     return f"{row.speedup:.1f}x" if row.speedup < 10 else f"{row.speedup:.0f}x"
 
 

@@ -26,7 +26,7 @@ class Promise:
 
     Attributes:
         restored_share: of the document's tokens, from the tier that the stage is about.
-        speedup: time to first token, cold over this stage's.
+        speedup: time to first token, computed over this stage's.
     """
 
     restored_share: float
@@ -67,7 +67,8 @@ class Row:
     Attributes:
         stage: which.
         measured: what was measured.
-        speedup: time to first token, cold over this stage's.
+        speedup: time to first token, computed over this stage's; computed is the faster of the cold
+            and the recomputed stage, so that a busy moment of the machine flatters nobody.
         same_text: whether every answer equals that of the engine's own prefix hit.
         facts: how many of the three facts stand in the answers.
         broken: what was promised and does not hold; empty when all does.
@@ -84,10 +85,11 @@ class Row:
 def judge(stages: Mapping[Stage, Measured]) -> list[Row]:
     """Compare all stages; ``stages`` holds every `Stage`."""
     cold, engine = stages[Stage.COLD], stages[Stage.ENGINE]
+    computed_s = min(cold.ttft_s, stages[Stage.RECOMPUTE].ttft_s)
     rows = []
     for stage in Stage:
         measured = stages[stage]
-        speedup = cold.ttft_s / measured.ttft_s
+        speedup = computed_s / measured.ttft_s
         rows.append(
             Row(
                 stage=stage,
@@ -122,7 +124,7 @@ def _broken(stage: Stage, measured: Measured, speedup: float, engine: Measured, 
                 f"(arena {counted.arena}, disk {counted.disk}, unnamed {counted.unknown})"
             )
         if speedup < promise.speedup:
-            broken.append(f"{speedup:.1f} times as fast as cold, want {promise.speedup:g}")
+            broken.append(f"{speedup:.1f} times as fast as computed, want {promise.speedup:g}")
         if measured.answers != engine.answers:
             broken.append("the text differs from that of the engine's own prefix hit")
     if stage is Stage.RECOMPUTE and measured.answers != cold.answers:
