@@ -3,16 +3,18 @@
 SmolLM2-135M-Instruct in bfloat16 on vLLM for CPU, 7,500 random tokens, blocks of 32 tokens, 300
 of them, eager, one output token; each row is the time of the same call. A round:
 
-    cold      a prompt that nobody has seen
+    cold      a prompt that nobody has seen (every prompt is new to the engine and to kvstow)
     hit       the same again: the engine's own prefix hit
     arena     after the engine forgot its prefix cache
-    hit, cut  the same chunks from the engine's cache, and other tokens after them: what the engine
-              takes for as many tokens left to compute as after a reload
+    hit, cut  the same chunks from the engine's cache, and other tokens after them: the engine's own
+              hit with as many tokens left to compute as after a reload
     disk      the prompt of the round before, which this round's has pushed out of the arena
 
-Between them the engine gets short prompts until all saves and writes are reported. Where a
-prompt came from is checked by the engine's and kvstow's counters. Reads of disk go past the page
-cache (O_DIRECT), and what it might hold of the files is dropped before.
+An engine for each chunk size, asked in turns: a reload ends on a whole chunk, the engine's own hit on
+a whole block, so with large chunks more tokens are left to compute. Between them an engine gets
+short prompts until all saves and writes are reported. Where a prompt came from is checked by the
+engine's and kvstow's counters. Reads of disk go past the page cache (O_DIRECT), and what it might
+hold of the files is dropped before.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +38,11 @@ from rounds import NO_TARGET, at_least, at_most, spread
 
 GIB = 1 << 30
 PROMPT_TOKENS = 7500
-CHUNK_TOKENS = 256
+CHUNK_TOKENS = (256, 64)
 BLOCK_TOKENS = 32
 ENGINE_BLOCKS = 300
 DISK_READERS = 4
-CHUNK_BYTES = 30 * CHUNK_TOKENS * 3 * 64 * 2 * 2
+TOKEN_BYTES = 30 * 3 * 64 * 2 * 2
 """SmolLM2: 30 layers, 3 heads of 64, K and V, two bytes each."""
 SETTLE_S_MAX = 30.0
 PLACES = ("cold", "hit", "hit, cut", "arena", "disk")
@@ -50,24 +53,34 @@ ARENA, DISK = "kvstow_loaded_tokens_arena", "kvstow_loaded_tokens_disk"
 class Subject:
     """An engine with an arena for one prompt and little more, and what it was asked."""
 
-    def __init__(self, engine: Engine, prompt_tokens: int) -> None:
+    def __init__(self, engine: Engine, disk: Path, prompt_tokens: int, chunk_tokens: int) -> None:
         self._engine = engine
-        self._rng = random.Random(0)
+        self._disk = disk
+        self._rng = random.Random(chunk_tokens)
         self._tokens = prompt_tokens
-        self._stored = prompt_tokens // CHUNK_TOKENS * CHUNK_TOKENS
+        self.chunk_tokens = chunk_tokens
+        # One token at least is left to compute.
+        self._stored = (prompt_tokens - 1) // chunk_tokens * chunk_tokens
         self.seen: dict[str, list[float]] = {place: [] for place in PLACES}
         self._before = self._cold()
 
-    def round(self, disk: Path) -> None:
+    @property
+    def tokens_left(self) -> dict[str, int]:
+        """Tokens that are left to compute, by place."""
+        after_reload = self._tokens - self._stored
+        after_hit = (self._tokens - 1) % BLOCK_TOKENS + 1
+        return dict.fromkeys(PLACES, after_reload) | {"cold": self._tokens, "hit": after_hit}
+
+    def round(self) -> None:
         """One of each place."""
         prompt = self._cold()
-        self._time("hit", prompt, hits=self._tokens // BLOCK_TOKENS * BLOCK_TOKENS)
+        self._time("hit", prompt, hits=(self._tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS)
         self._engine.forget()
         self._time("arena", prompt, arena=self._stored)
         rest = random_prompt(self._rng, self._tokens - self._stored)
         self._time("hit, cut", prompt[: self._stored] + rest, hits=self._stored)
         self._engine.forget()
-        drop_pages(disk)
+        drop_pages(self._disk)
         self._time("disk", self._before, disk=self._stored)
         self._before = prompt
 
@@ -105,20 +118,20 @@ def drop_pages(folder: Path) -> None:
             os.close(descriptor)
 
 
-def spec(folder: Path, log: Path, prompt_tokens: int, threads: str | None = None) -> EngineSpec:
+def spec(folder: Path, log: Path, prompt_tokens: int, chunk_tokens: int, threads: str | None) -> EngineSpec:
     """The engine; ``folder`` is for the disk tier."""
-    frame = frame_bytes(CHUNK_BYTES)
-    frames = prompt_tokens // CHUNK_TOKENS + DISK_READERS
+    frames = prompt_tokens // chunk_tokens + DISK_READERS
     return EngineSpec(
-        name="reload",
+        name=f"reload-{chunk_tokens}",
         model=bench_model(),
         log=log,
         stow={
-            "arena_gib": (frames * frame + 1) / GIB,
+            # One byte more: GiB are a float, and a slot less would be a wrong bench.
+            "arena_gib": (frames * frame_bytes(chunk_tokens * TOKEN_BYTES) + 1) / GIB,
             "disk_path": str(folder),
             "disk_gib": 4.0,
             "disk_readers": DISK_READERS,
-            "chunk_tokens": CHUNK_TOKENS,
+            "chunk_tokens": chunk_tokens,
         },
         engine={
             "block_size": BLOCK_TOKENS,
@@ -131,33 +144,46 @@ def spec(folder: Path, log: Path, prompt_tokens: int, threads: str | None = None
 
 
 def measure(
-    disk_root: Path, log: Path, rounds: int, prompt_tokens: int = PROMPT_TOKENS, threads: str | None = None
+    disk_root: Path,
+    log: Path,
+    rounds: int,
+    prompt_tokens: int = PROMPT_TOKENS,
+    chunk_tokens: Sequence[int] = CHUNK_TOKENS,
+    threads: str | None = None,
 ) -> list[dict[str, Any]]:
-    """A row for each place; ``disk_root`` is a folder on the disk to measure."""
+    """A row for each chunk size and place; ``disk_root`` is a folder on the disk to measure."""
     disk_root.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="kvstow-bench-", dir=disk_root))
     try:
-        with Engine(spec(folder, log, prompt_tokens, threads)) as engine:
-            subject = Subject(engine, prompt_tokens)
+        with ExitStack() as stack:
+            subjects = []
+            for chunk in chunk_tokens:
+                disk = folder / str(chunk)
+                engine = Engine(spec(disk, log, prompt_tokens, chunk, threads))
+                subjects.append(Subject(stack.enter_context(engine), disk, prompt_tokens, chunk))
             for _ in range(rounds):
-                subject.round(folder)
+                for subject in subjects:
+                    subject.round()
     finally:
         shutil.rmtree(folder)
-    return _rows(subject.seen, prompt_tokens)
+    return [row for subject in subjects for row in _rows(subject, prompt_tokens)]
 
 
-def _rows(seen: dict[str, list[float]], prompt_tokens: int) -> list[dict[str, Any]]:
+def _rows(subject: Subject, prompt_tokens: int) -> list[dict[str, Any]]:
     # The first cold prompt of an engine pays for warming up.
-    times = {place: seconds[1:] if place == "cold" else seconds for place, seconds in seen.items()}
+    times = {place: seconds[1:] if place == "cold" else seconds for place, seconds in subject.seen.items()}
     medians = {place: statistics.median(seconds) for place, seconds in times.items()}
     return [
         {
+            "chunk_tokens": subject.chunk_tokens,
             "place": place,
             "prompt_tokens": prompt_tokens,
+            "tokens_left": subject.tokens_left[place],
             "first_token_s": medians[place],
             "spread": spread(times[place]),
             "rounds": len(times[place]),
             "to_hit": medians[place] / medians["hit"],
+            "to_hit_cut": medians[place] / medians["hit, cut"],
             "faster_than_cold": medians["cold"] / medians[place],
             **_verdict(place, medians),
         }
@@ -176,18 +202,16 @@ def _verdict(place: str, medians: dict[str, float]) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument(
-        "--root", type=Path, default=Path("out/bench"), help="a folder on that disk"
-    )
+    parser.add_argument("--root", type=Path, default=Path("out/bench"), help="a folder on that disk")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", help="cores for the engine, as vLLM's VLLM_CPU_OMP_THREADS_BIND")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     root = options.root.absolute()
     rows = measure(root, root, options.rounds, threads=options.threads)
     emit(f"first token of {PROMPT_TOKENS} tokens, SmolLM2-135M, vLLM on CPU", rows, options.json)
