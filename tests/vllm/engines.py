@@ -260,3 +260,10 @@ def start(model: Path, stow: dict[str, Any] | None = None, **options: Any) -> LL
         "skip_tokenizer_init": True,
     }
     return LLM(str(model), kv_transfer_config=transfer, **(defaults | options))
+
+
+def second_turn(engine: Engine, seed: int) -> Answer:
+    """A conversation: a prompt of 200 tokens and an answer of 150, then both with 20 more behind."""
+    first = engine.ask(prompt(200, seed), max_tokens=150)
+    engine.clear_own_cache()
+    return engine.ask(prompt(200, seed) + first.tokens + prompt(20, seed + 1000))

@@ -6,9 +6,11 @@ and hands them to the process that serves ``/metrics``.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from prometheus_client import REGISTRY
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
@@ -59,7 +61,13 @@ class StatsFeed:
 
 
 class StowPromMetrics(KVConnectorPromMetrics):
-    """Registers every metric of kvstow with vLLM's Prometheus registry."""
+    """Registers every metric of kvstow with vLLM's Prometheus registry.
+
+    A process may start one engine after another. vLLM then drops the metrics of its own that the
+    earlier one registered; these are dropped here.
+    """
+
+    _registered: ClassVar[list[Any]] = []
 
     def __init__(
         self,
@@ -69,6 +77,7 @@ class StowPromMetrics(KVConnectorPromMetrics):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._unregister_earlier()
         self._by_engine: dict[int, dict[str, Any]] = {engine: {} for engine in per_engine_labelvalues}
         families: dict[str, Any] = {}
         for metric, spec in SPECS.items():
@@ -78,9 +87,18 @@ class StowPromMetrics(KVConnectorPromMetrics):
                 families[spec.family] = make(
                     name=f"kvstow_{spec.family}", documentation=spec.help, labelnames=labels
                 )
+                self._registered.append(families[spec.family])
             for engine, values in per_engine_labelvalues.items():
                 sample = [*values, spec.tier] if spec.tier else values
                 self._by_engine[engine][metric.value] = families[spec.family].labels(*sample)
+
+    @classmethod
+    def _unregister_earlier(cls) -> None:
+        for family in cls._registered:
+            # Not every kind of metric is in this registry: Ray keeps its own.
+            with suppress(KeyError):
+                REGISTRY.unregister(family)
+        cls._registered.clear()
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         metrics = self._by_engine[engine_idx]
