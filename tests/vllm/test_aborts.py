@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from gates import Gates, gated
+from inprocess import BLOCK, CHUNK, Engine, prompt, running
 
-from engines import BLOCK, CHUNK, Engine, prompt, running
 from kvstow.lifecycle.messages import RequestId
 from kvstow.lifecycle.requests import Phase
 

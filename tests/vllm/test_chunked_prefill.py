@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from engines import BLOCK, CHUNK, Engine, prompt, running
+from inprocess import BLOCK, CHUNK, Engine, prompt, running
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 from gates import Gates, gated, kvstow_log
+from inprocess import BLOCK, CHUNK, Answer, Engine, prompt, running
 
-from engines import BLOCK, CHUNK, Answer, Engine, prompt, running
 from kvstow.errors import NoSpaceError, StoreUnavailableError
+from kvstow.lifecycle import worker as lifecycle_worker
 from kvstow.stores.base import FrameName
 from kvstow.stores.disk import DiskStore
 
@@ -259,4 +260,32 @@ def test_a_disk_that_takes_nothing(
     engine.clear_own_cache()
     again = engine.ask(tokens)
     assert (again.cached, again.tokens) == (HIT, first.tokens)
+    engine.expect_baseline()
+
+
+def test_a_save_that_breaks_gives_blocks_and_pins_back(
+    engine: Engine, gates: Gates, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug in a copy may cost a save, never blocks: an engine without blocks stands still."""
+
+    def broken(frame: memoryview, identity: object) -> None:
+        raise RuntimeError("a copy that nobody thought of")
+
+    tokens = prompt(500, seed=40)
+    held = frames(folder)
+    before = engine.counters()
+    with monkeypatch.context() as patch:
+        patch.setattr(lifecycle_worker, "seal", broken)
+        engine.ask(tokens)
+        engine.settle()
+        gates.wait_idle()
+        engine.expect_baseline()
+    counted = engine.counted_since(before)
+    assert "saves" not in counted
+    assert not frames(folder) - held
+    # What was not saved is computed, and saved this time.
+    engine.clear_own_cache()
+    assert engine.ask(tokens).cached == 0
+    engine.clear_own_cache()
+    assert engine.ask(tokens).cached == 448
     engine.expect_baseline()

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapters import LORA, make_adapter
+from inprocess import BLOCK, Engine, prompt, running
+from lora_adapters import LORA, make_adapter
 from vllm.inputs import EmbedsPrompt
 from vllm.lora.request import LoRARequest
-
-from engines import BLOCK, Engine, prompt, running
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from gates import gated, kvstow_log
-
-from engines import Engine, prompt, running
+from inprocess import Engine, prompt, running
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import tiny
 import torch
+from inprocess import BLOCK, CHUNK, Engine, prompt, running
 
-from engines import BLOCK, CHUNK, Engine, prompt, running
 from kvstow.adapters.vllm.caches import engine_layout
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

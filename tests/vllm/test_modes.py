@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from inprocess import CHUNK, Engine, prompt, running, second_turn
 from prometheus_client import REGISTRY
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-from engines import CHUNK, Engine, prompt, running, second_turn
 from kvstow.metrics import SPECS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import tiny
-from adapters import LORA, make_adapter
+from inprocess import Answer, prompt, running
+from lora_adapters import LORA, make_adapter
 from vllm.lora.request import LoRARequest
-
-from engines import Answer, prompt, running
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

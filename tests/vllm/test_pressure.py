@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from engines import BLOCK, Engine, prompt, running
+from inprocess import BLOCK, Engine, prompt, running
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

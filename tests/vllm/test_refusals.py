@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import tiny
+from inprocess import prompt, running, start
 from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
-from engines import prompt, running, start
 from kvstow.errors import ConfigError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

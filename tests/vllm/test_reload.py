@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from engines import BLOCK, Engine, prompt, running
+from inprocess import BLOCK, Engine, prompt, running
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from engines import BLOCK, CHUNK, prompt, running, second_turn
+from inprocess import BLOCK, CHUNK, prompt, running, second_turn
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

@@ -230,8 +230,8 @@ class Worker:
                 "save queue full", f"save of {len(job.items)} frames dropped; raise pending_saves_max"
             )
             for item in range(len(job.items)):
-                self._skip_save(transfer, item, Fault.CANCELLED)
-            self._save_reports.append(transfer.report())
+                transfer.fail(item, Fault.CANCELLED)
+            self._end_save(transfer)
 
     def _run_save(self, transfer: SaveTransfer) -> None:
         waited_s = self._clock.monotonic_s() - transfer.submitted_s
@@ -242,8 +242,8 @@ class Worker:
             for index, item in enumerate(transfer.job.items):
                 self._save_item(transfer, index, item)
         finally:
-            # Blocks are held until this report: it must come, also after a bug.
-            self._save_reports.append(transfer.report())
+            # Blocks and pins are held until these reports: they must come, also after a bug.
+            self._end_save(transfer)
             self._news.set()
 
     def _save_item(self, transfer: SaveTransfer, index: int, item: SaveItem) -> None:
@@ -259,10 +259,8 @@ class Worker:
         except ValueError as error:
             self._failures.error("save", f"{_shown(item.ref)} not saved: {error}; please report this")
             self._recorder.count(Metric.SAVE_FAILED)
-            self._skip_save(transfer, index, Fault.UNAVAILABLE)
             return
         if not copied:
-            self._skip_save(transfer, index, Fault.CANCELLED)
             return
         seal(frame, self._identity(item.ref))
         transfer.finish(index)
@@ -270,11 +268,14 @@ class Worker:
         if item.write != NO_JOB:
             self._submit_write(WriteItem(item.write, item.ref, item.slot))
 
-    def _skip_save(self, transfer: SaveTransfer, index: int, fault: Fault) -> None:
-        transfer.fail(index, fault)
-        item = transfer.job.items[index]
-        if item.write != NO_JOB:
-            self._write_reports.append(WriteReport(item.write, stored=False))
+    def _end_save(self, transfer: SaveTransfer) -> None:
+        """Report the save, and the writes that its items will never ask for."""
+        report = transfer.report()
+        for failed in report.failed:
+            write = transfer.job.items[failed.item].write
+            if write != NO_JOB:
+                self._write_reports.append(WriteReport(write, stored=False))
+        self._save_reports.append(report)
 
     def _release_holds(self) -> list[RequestId]:
         sent = [hold.request for hold in self._holds if not any(job in self._saves for job in hold.jobs)]
