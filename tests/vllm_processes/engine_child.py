@@ -8,11 +8,9 @@ from one which had vLLM imported. Messages: ``{"ask": token_ids}``, ``{"numbers"
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -69,12 +67,8 @@ def serve(connection: Connection, options: dict[str, Any]) -> LLM:
         connection.send_bytes(json.dumps(answer).encode())
 
 
-def serve_forked(connection: Connection, log: Path, options: dict[str, Any]) -> None:
-    """The same, in a forked process with a session and a log of its own."""
-    os.setsid()
-    with log.open("ab") as sink:
-        os.dup2(sink.fileno(), 1)
-        os.dup2(sink.fileno(), 2)
+def serve_forked(connection: Connection, options: dict[str, Any]) -> None:
+    """The same, in a forked process."""
     llm = serve(connection, options)
     # Such a process ends without the interpreter's goodbye, on which vLLM relies otherwise.
     llm.llm_engine.engine_core.shutdown()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from frames_on_disk import FrameFile, frames_in, rooted, snapshot, strangers_in
-from vllm_children import CHUNK, Engine, Launcher, prompt, stow, wait_until
+from vllm_children import CHUNK, Engine, Launcher, prompt, stow
 
 pytestmark = pytest.mark.vllm
 
@@ -42,7 +42,9 @@ def test_killed_while_it_writes_behind(
         for tokens in batch:
             engine.say({"ask": tokens})
         asked += batch
-        wait_until(lambda: len(frames_in(root)) >= known + more, 30.0, "frames appear on disk")  # noqa: B023
+        engine.wait_until(
+            lambda known=known, more=more: len(frames_in(root)) >= known + more, "frames appear on disk"
+        )
         shared, sockets = engine.shared_memory(), engine.sockets()
         engine.kill()
         assert len(frames_in(root)) < known + PROMPTS_EACH * CHUNKS_EACH, "it was killed too late to matter"
@@ -74,7 +76,7 @@ def test_a_file_that_a_crash_of_the_machine_left_short_or_flipped_is_a_miss(
     engine = launcher.fork(llama, stow(disk_path=str(root)))
     for asked in tokens:
         engine.ask(asked)
-    wait_until(lambda: len(frames_in(root)) == 2 * CHUNKS_EACH, 30.0, "all frames are on disk")
+    engine.wait_until(lambda: len(frames_in(root)) == 2 * CHUNKS_EACH, "all frames are on disk")
     engine.kill()
     for frame in frames_in(root):
         if frame.index == 4:
@@ -89,6 +91,6 @@ def test_a_file_that_a_crash_of_the_machine_left_short_or_flipped_is_a_miss(
     numbers = again.numbers()
     assert numbers["load_failed"] >= 2
     assert numbers["corrupt_frames"] >= 2
-    wait_until(lambda: len(frames_in(root)) == 2 * CHUNKS_EACH, 30.0, "the bad frames are written anew")
+    again.wait_until(lambda: len(frames_in(root)) == 2 * CHUNKS_EACH, "the bad frames are written anew")
     again.stop()
     assert all(frame.payload() is not None for frame in frames_in(root))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from frames_on_disk import frames_in
-from vllm_children import CHUNK, Engine, Launcher, prompt, stow, wait_until
+from vllm_children import CHUNK, Engine, Launcher, prompt, stow
 
 pytestmark = pytest.mark.vllm
 
@@ -24,7 +24,7 @@ def test_engines_with_different_hash_seeds_hit_each_others_frames(
         {"PYTHONHASHSEED": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": ONE_PROCESS},
     )
     writer.ask(tokens)
-    wait_until(lambda: len(frames_in(root)) == 7, 30.0, "the frames are on disk")
+    writer.wait_until(lambda: len(frames_in(root)) == 7, "the frames are on disk")
     writer.stop()
     names = {frame.path.name for frame in frames_in(root)}
 

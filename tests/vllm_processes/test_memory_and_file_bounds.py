@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from frames_on_disk import frames_in, occupied_bytes, strangers_in
-from vllm_children import CHUNK, CHUNK_FRAME_BYTES, Engine, Launcher, prompt, stow, wait_until
+from vllm_children import CHUNK, CHUNK_FRAME_BYTES, Engine, Launcher, prompt, stow
 
 pytestmark = pytest.mark.vllm
 
@@ -63,11 +63,11 @@ def test_a_smaller_budget_after_a_restart_is_kept_from_the_start(
     first, last = prompt(600, 1), prompt(600, 2)
     engine.ask(first)
     engine.ask(last)
-    wait_until(lambda: len(frames_in(root)) == 18, 30.0, "all frames are on disk")
+    engine.wait_until(lambda: len(frames_in(root)) == 18, "all frames are on disk")
     engine.stop()
     few_bytes = 10 * CHUNK_FRAME_BYTES
     again = launcher.fork(llama, stow(disk_path=str(root), disk_gib=few_bytes / GIB, role="load"))
     again.ask(prompt(20, 3))
-    wait_until(lambda: len(frames_in(root)) <= 10, 30.0, "the disk is within the new budget")
+    again.wait_until(lambda: len(frames_in(root)) <= 10, "the disk is within the new budget")
     assert again.ask(last).cached == 9 * CHUNK
     again.stop()

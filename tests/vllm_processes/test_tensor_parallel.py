@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from frames_on_disk import FrameFile, frames_in, strangers_in
-from vllm_children import CHUNK, Answer, Engine, Launcher, prompt, stow, wait_until
+from vllm_children import CHUNK, Answer, Engine, Launcher, prompt, stow
 
 pytestmark = pytest.mark.vllm
 
@@ -41,9 +41,8 @@ def save_all(engine: Engine, root: Path, prompts: list[list[int]]) -> tuple[list
         known = {frame.chunk for frame in frames_in(root)}
         assert engine.ask(tokens).cached == 0
         for rank in (0, 1):
-            wait_until(
+            engine.wait_until(
                 lambda rank=rank, count=(number + 1) * CHUNKS_EACH: len(frames_in(root, rank)) == count,
-                30.0,
                 f"the frames of rank {rank} are on disk",
             )
         chunks_of.append({frame.chunk for frame in frames_in(root)} - known)

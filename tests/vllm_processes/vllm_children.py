@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import httpx
 import psutil
+from engine_child import serve_forked
 
 from kvstow.clock import SystemClock
 
@@ -38,17 +39,19 @@ START_S_MAX = 240.0
 ANSWER_S_MAX = 120.0
 END_S_MAX = 60.0
 _POLL_S = 0.02
+_SLOW_POLL_S = 0.2
+"""For what takes seconds, or is costly to ask."""
 
 _clock = SystemClock()
 
 
-def wait_until(condition: Callable[[], bool], bound_s: float, what: str) -> None:
+def wait_until(condition: Callable[[], bool], bound_s: float, what: str, poll_s: float = _POLL_S) -> None:
     """Return once ``condition()``; fail past the bound, saying ``what`` did not happen."""
     give_up_s = _clock.monotonic_s() + bound_s
     pause = threading.Event()
     while not condition():
         assert _clock.monotonic_s() < give_up_s, f"not within {bound_s:g} s: {what}"
-        pause.wait(_POLL_S)
+        pause.wait(poll_s)
 
 
 def prompt(length: int, seed: int) -> list[int]:
@@ -103,6 +106,10 @@ class Process(Protocol):
 
     pid: int
 
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        ...
+
     def wait(self, bound_s: float) -> int:
         """Its exit status; fails past the bound."""
         ...
@@ -113,6 +120,9 @@ class _Spawned:
         self.pid = process.pid
         self._process = process
 
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
     def wait(self, bound_s: float) -> int:
         return self._process.wait(bound_s)
 
@@ -121,6 +131,9 @@ class _Forked:
     def __init__(self, process: Any) -> None:
         self.pid: int = process.pid
         self._process = process
+
+    def is_alive(self) -> bool:
+        return bool(self._process.is_alive())
 
     def wait(self, bound_s: float) -> int:
         self._process.join(bound_s)
@@ -143,6 +156,17 @@ class Child:
         """Lines of its log that hold ``text``."""
         return [line for line in self.log.read_text(errors="replace").splitlines() if text in line]
 
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Return once ``condition()``; fail if it ends before, or past a bound."""
+
+        def is_so() -> bool:
+            if condition():
+                return True
+            assert self.process.is_alive(), f"not so, and the process has ended: {what}; see {self.log}"
+            return False
+
+        wait_until(is_so, ANSWER_S_MAX, f"{what}; see {self.log}")
+
     def session(self) -> list[psutil.Process]:
         """The living processes of its session; the dead that nobody has asked after do not count."""
         return [member for member in psutil.process_iter() if self._is_member(member)]
@@ -162,7 +186,12 @@ class Child:
     def expect_gone(self) -> None:
         """Nothing of its session lives on."""
         # The interpreter's resource tracker notices a little later than others that all are gone.
-        wait_until(lambda: not self.session(), END_S_MAX, f"no process of session {self.process.pid} is left")
+        wait_until(
+            lambda: not self.session(),
+            END_S_MAX,
+            f"no process of session {self.process.pid} is left",
+            _SLOW_POLL_S,
+        )
 
     def kill(self) -> None:
         """SIGKILL to all of it at once; returns when all are dead."""
@@ -255,7 +284,7 @@ class Server(Child):
 
     def wait_ready(self) -> None:
         """Block until it can be asked."""
-        wait_until(self._answers, START_S_MAX, f"{self.url} answers; see {self.log}")
+        wait_until(self._answers, START_S_MAX, f"{self.url} answers; see {self.log}", _SLOW_POLL_S)
 
     def ask(self, tokens: Sequence[int]) -> Answer:
         """Have it complete one prompt."""
@@ -294,7 +323,7 @@ class Server(Child):
         self.expect_gone()
 
     def _answers(self) -> bool:
-        assert self.session(), f"the server ended; see {self.log}"
+        assert self.process.is_alive(), f"the server ended; see {self.log}"
         try:
             return httpx.get(f"{self.url}/health", timeout=5.0).is_success
         except httpx.TransportError:
@@ -312,18 +341,26 @@ class Launcher:
         self._logs = logs
         self._children: list[Child] = []
 
-    def fork(self, model: Path, transfer: Mapping[str, object] | None = None, **options: object) -> Engine:
+    def fork(
+        self,
+        model: Path,
+        transfer: Mapping[str, object] | None = None,
+        serve: Callable[[Connection, dict[str, Any]], None] = serve_forked,
+    ) -> Engine:
         """An engine in one process, forked from one that has vLLM imported. Starts in seconds."""
         ours, theirs = multiprocessing.Pipe()
-        from engine_child import serve_forked
-
-        log = self._new_log()
-        process = _forkserver().Process(
-            target=serve_forked, args=(theirs, log, engine_options(model, transfer, **options)), daemon=True
-        )
-        process.start()
+        child = self.forked(serve, theirs, engine_options(model, transfer))
         theirs.close()
-        return self._engine(_Forked(process), log, ours)
+        return self._engine(child.process, child.log, ours)
+
+    def forked(self, target: Callable[..., None], *arguments: object) -> Child:
+        """A process that runs ``target``, forked from one that has vLLM imported."""
+        log = self._new_log()
+        process = _forkserver().Process(target=_begin, args=(log, target, *arguments), daemon=True)
+        process.start()
+        child = Child(_Forked(process), log)
+        self._children.append(child)
+        return child
 
     def spawn(
         self,
@@ -409,6 +446,14 @@ def server_of(model: Path, **settings: object) -> list[str]:
     transfer = json.dumps(stow(**settings))
     module = [PYTHON, "-m", "vllm.entrypoints.openai.api_server"]
     return [*module, "--model", str(model), "--kv-transfer-config", transfer]
+
+
+def _begin(log: Path, target: Callable[..., None], *arguments: object) -> None:
+    os.setsid()
+    with log.open("ab") as sink:
+        os.dup2(sink.fileno(), 1)
+        os.dup2(sink.fileno(), 2)
+    target(*arguments)
 
 
 def _forkserver() -> Any:
