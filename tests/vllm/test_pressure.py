@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inprocess import BLOCK, Engine, prompt, running
+from gates import Gates, gated
+from inprocess import BLOCK, CHUNK, Engine, prompt, running
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -74,7 +75,13 @@ class Witness:
 
 
 @pytest.fixture(scope="module")
-def engine(llama: Path) -> Iterator[Engine]:
+def gates() -> Iterator[Gates]:
+    with gated() as gates:
+        yield gates
+
+
+@pytest.fixture(scope="module")
+def engine(llama: Path, gates: Gates) -> Iterator[Engine]:
     with running(llama, max_num_seqs=8, max_num_batched_tokens=256) as engine:
         yield engine
 
@@ -104,13 +111,38 @@ def test_preempted_requests_resume_from_what_was_computed(engine: Engine) -> Non
     assert "save_failed" not in counted
     engine.expect_baseline()
 
-    # What was saved under pressure is loaded by requests that have the engine for themselves.
+    reload_alone(engine, witness, prompts[:6])
+
+
+def test_a_preempted_request_is_not_saved_out_of_blocks_it_lost(engine: Engine, gates: Gates) -> None:
+    """Its saves wait; meanwhile the engine gives its blocks to others, which write them."""
+    before = engine.counters()
+    witness = Witness(engine)
+    prompts = [prompt(600, seed=301), prompt(620, seed=302), prompt(580, seed=303)]
+    with gates.shut("save"):
+        names = [engine.submit(tokens, max_tokens=120) for tokens in prompts]
+        engine.step_until(lambda: witness.preemptions > 0, step=witness.step)
+        engine.step_until(
+            lambda: any(engine.answers[name].finish is not None for name in names), step=witness.step
+        )
+    engine.step_until(
+        lambda: all(engine.answers[name].finish is not None for name in names), step=witness.step
+    )
+    engine.settle()
+    counted = engine.counted_since(before)
+    assert counted["save_cancelled"] > 0
+    assert counted["saves"] > 0
+    reload_alone(engine, witness, prompts)
+
+
+def reload_alone(engine: Engine, witness: Witness, prompts: list[list[int]]) -> None:
+    """What was saved under pressure is loaded by requests that have the engine for themselves."""
     loaded = witness.loaded
     engine.clear_own_cache()
-    for tokens in prompts[:6]:
+    for tokens in prompts:
         name = engine.submit(tokens)
         engine.step_until(lambda name=name: engine.answers[name].finish is not None, step=witness.step)
-        assert engine.answers[name].cached == (len(tokens) - 1) // 64 * 64
+        assert engine.answers[name].cached == (len(tokens) - 1) // CHUNK * CHUNK
         engine.clear_own_cache()
     assert witness.loaded > loaded
     engine.expect_baseline()
