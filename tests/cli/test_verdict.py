@@ -55,7 +55,7 @@ def test_a_good_run_breaks_nothing() -> None:
         (Stage.ARENA, {"counted": replace(NONE, arena=6000)}, "6000 of 6800 tokens came from arena"),
         (Stage.ARENA, {"counted": replace(NONE, disk=6656)}, "0 of 6800 tokens came from arena"),
         (Stage.ARENA, {"counted": replace(NONE, engine=3000, arena=3700)}, "still held 3000"),
-        (Stage.ARENA, {"ttft_s": 2.0}, "6.5 times as fast as computed, want 10"),
+        (Stage.ARENA, {"ttft_s": 4.0}, "3.2 times as fast as computed, want 5"),
         (Stage.ARENA, {"answers": ("heron 4417", "orange 2056", "a dog")}, "text differs"),
         (Stage.DISK, {"counted": replace(NONE, unknown=6656)}, "unnamed 6656"),
         (Stage.DISK, {"ttft_s": 4.0}, "want 5"),

@@ -34,7 +34,7 @@ class Promise:
 
 
 PROMISES: Mapping[Stage, Promise] = {
-    Stage.ARENA: Promise(restored_share=0.9, speedup=10.0),
+    Stage.ARENA: Promise(restored_share=0.9, speedup=5.0),
     Stage.DISK: Promise(restored_share=0.9, speedup=5.0),
 }
 
