@@ -199,9 +199,10 @@ class Worker:
         for transfer in self._loads.values():
             transfer.give_up(Fault.CANCELLED)
         executors = self._executors
-        # Saves first: what they copy is still to be written.
-        left = executors.saver.close(self._limits.shutdown_s_max / 2)
-        left += executors.writer.close(self._limits.shutdown_s_max / 2)
+        give_up_s = self._clock.monotonic_s() + self._limits.shutdown_s_max
+        # Saves first: what they copy is still to be written, in all the time they leave.
+        left = executors.saver.close(self._limits.shutdown_s_max)
+        left += executors.writer.close(max(0.0, give_up_s - self._clock.monotonic_s()))
         executors.loader.close(0.1)
         executors.readers.close(0.1)
         if left:

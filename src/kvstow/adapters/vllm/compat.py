@@ -9,6 +9,7 @@ from typing import Any
 from vllm.v1.core import kv_cache_utils
 
 import vllm
+from vllm import envs
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,17 @@ def block_hashes_are_stable() -> bool:
     except AttributeError:
         # Before these names existed the seed could not be asked for: hash tokens instead.
         return False
+
+
+def worker_grace_s(executor_backend: object) -> float | None:
+    """How long vLLM waits for a worker process that it asked to end before it kills it.
+
+    None where workers share the process of whoever made the engine, and nobody kills them.
+    """
+    if not envs.VLLM_ENABLE_V1_MULTIPROCESSING and executor_backend == "uni":
+        return None
+    # Before it could be chosen it was a constant.
+    return float(getattr(envs, "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", 5))
 
 
 def block_tables(scheduler_output: Any, kv_cache_manager: Any) -> Callable[[str], Any]:

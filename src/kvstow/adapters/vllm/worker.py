@@ -6,6 +6,7 @@ Runs in the worker process, on its thread; all I/O is on the threads of `lifecyc
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 
 from kvstow import __version__
 from kvstow.adapters.vllm.caches import agreed_digest, attention_backends, engine_layout
+from kvstow.adapters.vllm.compat import worker_grace_s
 from kvstow.adapters.vllm.identity import namespace_parts
 from kvstow.adapters.vllm.setup import block_tokens_of
 from kvstow.adapters.vllm.transport import StowHandshake, StowMetadata
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PREFAULT_STEP_BYTES = 8 << 20
+EXIT_S = 1.0
+"""What a worker keeps of vLLM's patience at shutdown, to say what it dropped and to end."""
 IDLE_WAIT_S = 0.002
 """How long a step that computes nothing waits for a load to end, instead of spinning."""
 
@@ -117,7 +121,7 @@ class WorkerHalf:
             WorkerLimits(
                 load_timeout_s=self._settings.load_timeout_s,
                 save_timeout_s=self._settings.save_timeout_s,
-                shutdown_s_max=self._settings.shutdown_s_max,
+                shutdown_s_max=self._shutdown_bound_s(rank),
             ),
             self._executors(rank),
             self._clock,
@@ -219,6 +223,24 @@ class WorkerHalf:
                 error,
             )
             return None
+
+    def _shutdown_bound_s(self, rank: Rank) -> float:
+        """How long queued writes may take at the end: vLLM's patience is a bound too."""
+        chosen_s = self._settings.shutdown_s_max
+        grace_s = worker_grace_s(self._vllm_config.parallel_config.distributed_executor_backend)
+        if grace_s is None or chosen_s + EXIT_S <= grace_s:
+            return chosen_s
+        bound_s = max(0.0, grace_s - EXIT_S)
+        logger.info(
+            "kvstow: rank %d: at shutdown queued writes get %g s, not shutdown_s_max=%g: vLLM kills a worker "
+            "%g s after it asked it to end; set VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS=%d for more",
+            rank,
+            bound_s,
+            chosen_s,
+            grace_s,
+            math.ceil(chosen_s + EXIT_S),
+        )
+        return bound_s
 
     def _executors(self, rank: Rank) -> Executors:
         settings = self._settings
