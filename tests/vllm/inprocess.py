@@ -44,7 +44,8 @@ class Answer:
         tokens: generated.
         cached: prompt tokens that were not computed, from the engine's cache or kvstow's.
         logprobs: of the whole vocabulary, for each generated token.
-        blocks: ids of the request's last blocks, of the first group.
+        blocks: ids of the first group's blocks that the request had before its last step; they hold
+            what it computed until another request takes them. None after a single step.
         finish: why it ended, or None if it has not.
     """
 
@@ -175,7 +176,7 @@ class Engine:
 
     @property
     def planner(self) -> Any:
-        # The one place here that uses a private name: vLLM hides the connector's halves too.
+        # The halves have no public name: nobody but these tests looks inside a connector.
         return self.connector._scheduler.planner
 
     @property

@@ -238,6 +238,28 @@ def test_a_read_that_never_ends(
     assert engine.planner.directory.arena_in_use(0) == 0
 
 
+def test_a_load_that_never_begins(engine: Engine, gates: Gates) -> None:
+    """Nothing moves in the queue: its bound ends it, and it is not carried out later."""
+    tokens = prompt(LENGTH, seed=90)
+    first = engine.ask(tokens)
+    held = engine.kv_bytes(first.blocks)[: LENGTH // BLOCK]
+    engine.clear_own_cache()
+    before = engine.counters()
+    with gates.shut("load"):
+        answer = engine.ask(tokens)
+        assert answer.tokens == first.tokens
+        assert engine.kv_bytes(answer.blocks)[: LENGTH // BLOCK] == held
+        counted = engine.counted_since(before)
+        assert (counted["load_failed"], counted["load_timeouts"]) == (1, 1)
+        engine.clear_own_cache()
+        everything = engine.kv_bytes(range(60))
+    gates.load.wait_idle()
+    assert engine.kv_bytes(range(60)) == everything
+    again = engine.ask(tokens)
+    assert (again.cached, again.tokens) == (HIT, first.tokens)
+    engine.expect_baseline()
+
+
 @pytest.mark.parametrize("error", [NoSpaceError, StoreUnavailableError])
 def test_a_disk_that_takes_nothing(
     engine: Engine, gates: Gates, folder: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]

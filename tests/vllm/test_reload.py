@@ -101,3 +101,35 @@ def test_a_reload_after_the_engine_evicted_by_itself(llama: Path) -> None:
         assert engine.ask(longer).cached == 640
         assert engine.counted_since(before)["loaded_tokens_arena"] == 320
         engine.expect_baseline()
+
+
+def test_nothing_is_written_below_the_engines_floor(llama: Path) -> None:
+    """The engine's own hit ends inside a chunk: its blocks may be others' too, and stay as they are."""
+    tokens = prompt(LENGTH, seed=5)
+    floor = 7 * BLOCK
+    with running(llama) as engine:
+        first = engine.ask(tokens)
+        held = engine.kv_bytes(first.blocks)[: HIT // BLOCK]
+        engine.clear_own_cache()
+        engine.ask(tokens[: floor + 1], max_tokens=1)
+        before = engine.counters()
+        again = engine.ask(tokens)
+        assert (again.cached, again.tokens) == (HIT, first.tokens)
+        assert engine.counted_since(before)["loaded_tokens_arena"] == HIT - floor
+        assert engine.kv_bytes(again.blocks)[: HIT // BLOCK] == held
+
+        # Again, with a mark in every block of the engine's own hit: the load must not remove it.
+        engine.clear_own_cache()
+        engine.ask(tokens[: floor + 1], max_tokens=1)
+        engine.settle()
+        own = engine.ask(tokens[: floor + 1])
+        assert own.cached == floor
+        shared = own.blocks[: floor // BLOCK]
+        for cache in engine.kv_caches:
+            cache[shared] = -1.0
+        mark = engine.kv_bytes(shared)
+        again = engine.ask(tokens)
+        assert (again.cached, again.blocks[: floor // BLOCK]) == (HIT, shared)
+        assert engine.kv_bytes(shared) == mark
+        assert engine.kv_bytes(again.blocks)[floor // BLOCK : HIT // BLOCK] == held[floor // BLOCK :]
+        engine.expect_baseline()
