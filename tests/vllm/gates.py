@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from kvstow.adapters.vllm import worker
+from kvstow.adapters.vllm import scheduler, worker
+from kvstow.clock import SystemClock
 from kvstow.lifecycle.executors import Task, ThreadExecutor
 
 WAIT_S_MAX = 60.0
@@ -54,10 +55,25 @@ class Gate:
             assert self._changed.wait_for(lambda: not self._shut, WAIT_S_MAX), "nobody opened the gate"
 
 
-class Gates:
-    """One gate for each kind of work: save, load, read, write."""
+class JumpingClock(SystemClock):
+    """The system's clock, and a hand that moves it forward: bounds end when the test says."""
 
     def __init__(self) -> None:
+        self._ahead_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() + self._ahead_s
+
+    def jump(self, by_s: float) -> None:
+        """Move forward by ``by_s`` seconds."""
+        self._ahead_s += by_s
+
+
+class Gates:
+    """One gate for each kind of work: save, load, read, write; and the clock that kvstow reads."""
+
+    def __init__(self) -> None:
+        self.clock = JumpingClock()
         self.save, self.load, self.read, self.write = Gate(), Gate(), Gate(), Gate()
 
     @contextmanager
@@ -80,7 +96,7 @@ class Gates:
 
 @contextmanager
 def gated() -> Iterator[Gates]:
-    """Engines that start inside have a gate before each of their executors."""
+    """Engines that start inside have a gate before each executor, and a clock that can jump."""
     gates = Gates()
 
     class GatedExecutor(ThreadExecutor):
@@ -106,6 +122,8 @@ def gated() -> Iterator[Gates]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "ThreadExecutor", GatedExecutor)
+        for half in (worker, scheduler):
+            patch.setattr(half, "SystemClock", lambda: gates.clock)
         yield gates
 
 

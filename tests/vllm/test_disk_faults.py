@@ -16,6 +16,8 @@ from inprocess import BLOCK, CHUNK, Answer, Engine, prompt, running
 
 from kvstow.errors import NoSpaceError, StoreUnavailableError
 from kvstow.lifecycle import worker as lifecycle_worker
+from kvstow.lifecycle.messages import RequestId
+from kvstow.lifecycle.requests import Phase
 from kvstow.stores.base import FrameName
 from kvstow.stores.disk import DiskStore
 
@@ -25,7 +27,8 @@ SMALL_ARENA_GIB = 0.002
 LENGTH = 320
 HIT = 256
 CHUNKS = 5
-LOAD_TIMEOUT_S = 0.5
+BOUND_S = 31.0
+"""A little more than the default bound on a load, and than the disk's cool-down after a fault."""
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +44,7 @@ def gates() -> Iterator[Gates]:
 
 @pytest.fixture(scope="module")
 def engine(llama: Path, folder: Path, gates: Gates) -> Iterator[Engine]:
-    stow = {
-        "disk_path": str(folder),
-        "arena_gib": SMALL_ARENA_GIB,
-        "load_timeout_s": LOAD_TIMEOUT_S,
-        # A test must not wait for the disk to be trusted again.
-        "disk_cooldown_s": 0,
-    }
-    with running(llama, stow) as engine:
+    with running(llama, {"disk_path": str(folder), "arena_gib": SMALL_ARENA_GIB}) as engine:
         yield engine
 
 
@@ -185,9 +181,23 @@ def test_a_device_that_fails_to_read(
     with monkeypatch.context() as patch:
         patch.setattr(DiskStore, "get_into", fail)
         answer = engine.ask(kept.prompt)
-    assert (answer.cached, answer.tokens) == (answer.cached, kept.answer.tokens)
+    assert (answer.cached, answer.tokens) == (0, kept.answer.tokens)
     assert engine.counted_since(before)["load_failed"] == 1
     assert engine.kv_bytes(answer.blocks)[: LENGTH // BLOCK] == kept.bytes
+    check_cool_down(engine, gates, kept)
+
+
+def check_cool_down(engine: Engine, gates: Gates, kept: OnDisk) -> None:
+    """Nothing is promised from a disk that failed, until it has had time to come back."""
+    push_out(engine, gates, seed=len(engine.answers))
+    before = engine.counters()
+    assert before["disk_degraded"] == 1
+    assert engine.ask(kept.prompt).cached == 0
+    assert "promised_tokens" not in engine.counted_since(before)
+    push_out(engine, gates, seed=len(engine.answers))
+    gates.clock.jump(BOUND_S)
+    assert engine.ask(kept.prompt).cached == HIT
+    assert engine.counters()["disk_degraded"] == 0
     engine.expect_baseline()
 
 
@@ -210,6 +220,9 @@ def test_a_read_that_never_ends(
             name = engine.submit(kept.prompt)
             engine.step_until(reading.is_set)
             loading = engine.block_ids(name)
+            engine.step()
+            assert engine.planner.phase_of(RequestId(name)) is Phase.LOADING
+            gates.clock.jump(BOUND_S)
             engine.step_until(lambda: engine.answers[name].finish is not None)
             answer = engine.answers[name]
             assert answer.tokens == kept.answer.tokens
@@ -230,10 +243,45 @@ def test_a_read_that_never_ends(
     assert name in errors[0].getMessage()
     assert "timeout" in errors[0].getMessage()
     engine.expect_baseline()
-    again = engine.ask(kept.prompt)
-    assert (again.cached, again.tokens) == (HIT, kept.answer.tokens)
-    engine.expect_baseline()
+    check_cool_down(engine, gates, kept)
     # The slots that the readers were filling are free again too.
+    assert engine.planner.forget_all()
+    assert engine.planner.directory.arena_in_use(0) == 0
+
+
+@pytest.mark.parametrize("ending", ["done", "aborted", "too late"])
+def test_a_twin_waits_for_a_promotion_and_not_longer(
+    engine: Engine, gates: Gates, kept: OnDisk, ending: str
+) -> None:
+    """The same prompt while its chunks are on the way from disk: asked again until they are there."""
+    before = engine.counters()
+    with gates.shut("read"):
+        first = engine.submit(kept.prompt)
+        engine.step()
+        second = engine.submit(kept.prompt)
+        engine.step()
+        assert engine.planner.phase_of(RequestId(first)) is Phase.LOADING
+        assert engine.planner.phase_of(RequestId(second)) is Phase.MISSED
+        assert not engine.block_ids(second)
+        if ending == "aborted":
+            engine.abort(first)
+            engine.step()
+        if ending == "too late":
+            gates.clock.jump(BOUND_S)
+            engine.step_until(lambda: engine.counted_since(before).get("load_timeouts", 0) > 0)
+    engine.step_until(lambda: engine.answers[second].finish is not None)
+    assert engine.answers[second].tokens == kept.answer.tokens
+    if ending != "too late":
+        # At least: where the first has run, the engine has a block more.
+        assert engine.answers[second].cached >= HIT
+        assert "load_failed" not in engine.counted_since(before)
+    assert engine.kv_bytes(engine.answers[second].blocks)[: HIT // BLOCK] == kept.bytes[: HIT // BLOCK]
+    if ending != "aborted":
+        engine.step_until(lambda: engine.answers[first].finish is not None)
+        assert engine.answers[first].tokens == kept.answer.tokens
+    gates.wait_idle()
+    engine.expect_baseline()
+    gates.clock.jump(BOUND_S)
     assert engine.planner.forget_all()
     assert engine.planner.directory.arena_in_use(0) == 0
 
@@ -246,7 +294,13 @@ def test_a_load_that_never_begins(engine: Engine, gates: Gates) -> None:
     engine.clear_own_cache()
     before = engine.counters()
     with gates.shut("load"):
-        answer = engine.ask(tokens)
+        name = engine.submit(tokens)
+        engine.step()
+        engine.step()
+        assert engine.planner.phase_of(RequestId(name)) is Phase.LOADING
+        gates.clock.jump(BOUND_S)
+        engine.step_until(lambda: engine.answers[name].finish is not None)
+        answer = engine.answers[name]
         assert answer.tokens == first.tokens
         assert engine.kv_bytes(answer.blocks)[: LENGTH // BLOCK] == held
         counted = engine.counted_since(before)

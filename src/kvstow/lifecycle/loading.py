@@ -216,7 +216,7 @@ class LoadPlanner:
                     directory.arena_filled(item.ref)
             if fault in (Fault.ABSENT, Fault.CORRUPT):
                 directory.drop(item.ref, item.source)
-            if fault is Fault.TIMEOUT and item.source is Tier.DISK:
+            if fault in (Fault.TIMEOUT, Fault.UNAVAILABLE) and item.source is Tier.DISK:
                 self._degrade_disk()
             if fault is not None and fault is not Fault.CANCELLED:
                 request.denied.add(item.ref.chunk)

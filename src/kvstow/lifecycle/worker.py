@@ -333,7 +333,8 @@ class Worker:
             self._failures.warn(
                 "load queue full", f"load of {len(job.items)} frames refused; the request recomputes"
             )
-            self._give_up(transfer, Fault.UNAVAILABLE)
+            # No fault of the disk, which goes on being used.
+            self._give_up(transfer, Fault.CANCELLED)
 
     def _run_arena_items(self, transfer: LoadTransfer, indexes: Sequence[int]) -> None:
         for index in indexes:
