@@ -71,6 +71,5 @@ class ThreadExecutor:
             try:
                 task()
             except Exception:
-                # Tasks report their own failures; what ends up here is a bug, and the
-                # job's own bound turns it into a recompute.
-                logger.exception("kvstow: a task raised; its job ends by its deadline; please report this")
+                # Tasks report how they ended whatever happens in them; what ends up here is a bug.
+                logger.exception("kvstow: a task raised; it was reported as failed; please report this")

@@ -78,6 +78,7 @@ class WorkerHalf:
         Raises:
             ConfigError: the layout, the budgets or the model cannot be served.
         """
+        self.shutdown()  # the engine may register anew: nothing of the old tensors stays in use
         parallel = self._vllm_config.parallel_config
         rank, world_size = Rank(parallel.rank), parallel.world_size
         layout, regions = engine_layout(self._kv_cache_config, kv_caches, self._settings.chunk_tokens)
