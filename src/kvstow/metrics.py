@@ -92,7 +92,9 @@ SPECS: Mapping[Metric, MetricSpec] = dict(
         _counter(Metric.LOOKUP_HIT_TOKENS, "Tokens looked up that a tier held beyond the engine's own hit."),
         _counter(Metric.LOOKUP_MISS_TOKENS, "Tokens looked up that no tier held."),
         _counter(Metric.PROMISED_TOKENS, "Tokens the planner told the engine it would load."),
-        _counter(Metric.REFUSED_PROMISES, "Promises that could not be issued after all, and ended as a recompute."),
+        _counter(
+            Metric.REFUSED_PROMISES, "Promises that could not be issued after all, and ended as a recompute."
+        ),
         _counter_of_tier(Metric.LOADED_TOKENS_ARENA, "arena", "Tokens brought back into blocks, by tier."),
         _counter_of_tier(Metric.LOADED_TOKENS_DISK, "disk", "Tokens brought back into blocks, by tier."),
         _counter(Metric.LOAD_FAILED, "Loads that ended as a recompute, for whatever reason."),
