@@ -9,7 +9,7 @@
 # On a machine where pip finds no CPU build of torch by itself:
 #   make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 
-PYTHON ?= python3.11
+PYTHON ?= $(or $(shell command -v python3.11),$(shell command -v python3))
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
