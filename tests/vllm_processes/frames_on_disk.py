@@ -32,7 +32,10 @@ class FrameFile:
 
     def payload(self) -> bytes | None:
         """Its payload if every byte of the file is as it was written, else None."""
-        content = self.path.read_bytes()
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
         if len(content) < _HEADER_BYTES:
             return None
         fields = _HEADER.unpack(content[: _HEADER.size])

@@ -42,7 +42,7 @@ def test_two_servers_on_one_folder_and_a_third_when_the_holder_stopped(
     launcher: Launcher, llama: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "root"
-    command = server_of(llama, disk_path=str(root), chunk_tokens=CHUNK, arena_gib=ARENA_GIB)
+    command = kvstow_serve(llama, root)
     # So slow that something still waits for the disk when the holder is stopped.
     slow = slow_disk.everywhere(0.5)
     holder, other = holder_and_other(launcher.server(command, slow), launcher.server(command, slow))
@@ -69,7 +69,8 @@ def test_two_servers_on_one_folder_and_a_third_when_the_holder_stopped(
     assert len(frames_in(root)) == 2 + 3
     assert all(frame.payload() is not None for frame in frames_in(root))
 
-    third = launcher.server(kvstow_serve(llama, root))
+    # Without the command, as README says: the same engine to kvstow.
+    third = launcher.server(server_of(llama, disk_path=str(root), chunk_tokens=CHUNK, arena_gib=ARENA_GIB))
     third.wait_ready()
     assert refusals(third) == []
     reload = third.ask(LONG)
