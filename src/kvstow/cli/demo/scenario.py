@@ -91,7 +91,9 @@ def play(scene: Scene) -> dict[Stage, Measured]:
         with scene.step("read the document cold (about 15 s)"):
             measured[Stage.COLD] = _ask_all(client, document)
         with scene.step("ask again: the engine's own prefix hit"):
-            measured[Stage.ENGINE] = _ask_all(client, document)
+            # The faster of two: it is what kvstow is compared with, and may not look slow by chance.
+            hits = [_ask_all(client, document) for _ in range(2)]
+            measured[Stage.ENGINE] = min(hits, key=lambda hit: hit.ttft_s)
         with scene.step(f"{FILLERS} other long prompts, until the engine has lost it (about 15 s)"):
             for index in range(FILLERS):
                 client.ask(make_filler(index, scene.count_tokens, FILLER_TOKENS_MIN), tokens_max=1)
