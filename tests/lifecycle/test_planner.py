@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from lifecycle_bench import BLOCK, CHUNK, Bench, chunk_ids, hello, refs
 
 from kvstow.errors import ConfigError
@@ -19,7 +17,7 @@ from kvstow.lifecycle.messages import (
     Tier,
     WriteReport,
 )
-from kvstow.lifecycle.requests import Lookup, Phase
+from kvstow.lifecycle.requests import MISS, Lookup, Match, Phase
 
 A = RequestId("a")
 
@@ -36,26 +34,21 @@ def promise(bench: Bench, ids, tokens: int, computed: int = 0, name: RequestId =
 # ---- where a request may resume -----------------------------------------------------------
 
 
-@given(
-    length=st.integers(1, 4 * CHUNK + 1),
-    local_blocks=st.integers(0, 4 * CHUNK // BLOCK),
-    stored=st.integers(0, 4),
-)
-def test_resume_is_on_a_stored_boundary_and_leaves_a_token(
-    length: int, local_blocks: int, stored: int
-) -> None:
-    computed = min(local_blocks * BLOCK, (length - 1) // BLOCK * BLOCK)
+@pytest.mark.parametrize("stored", range(5))
+def test_resume_is_on_a_stored_boundary_and_leaves_a_token(stored: int) -> None:
+    """Every prompt length from 1 to 4 chunks + 1, against every local hit."""
     bench = Bench()
     bench.save_prompt("p", stored)
-    match = bench.planner.match(A, chunk_ids("p", length // CHUNK), length, computed)
-    best = min(stored, (length - 1) // CHUNK) * CHUNK
-    if best > computed:
-        assert match.lookup is Lookup.HIT
-        assert computed + match.tokens == best
-        assert computed + match.tokens <= length - 1
-    else:
-        assert match.lookup is Lookup.MISS
-        assert match.tokens == 0
+    for length in range(1, 4 * CHUNK + 2):
+        for computed in range(0, length, BLOCK):
+            request = RequestId(f"{length}-{computed}")
+            match = bench.planner.match(request, chunk_ids("p", length // CHUNK), length, computed)
+            best = min(stored, (length - 1) // CHUNK) * CHUNK
+            if best > computed:
+                assert match == Match(Lookup.HIT, best - computed), (length, computed)
+                assert computed + match.tokens <= length - 1
+            else:
+                assert match == MISS, (length, computed)
 
 
 def test_match_is_idempotent_and_takes_nothing() -> None:
