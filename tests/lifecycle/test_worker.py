@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from kvstow.lifecycle.messages import (
     JobId,
     LoadItem,
     LoadJob,
+    LoadReport,
     RequestId,
     SaveItem,
     SaveJob,
@@ -27,6 +29,7 @@ from kvstow.lifecycle.messages import (
     WorkOrder,
     WriteItem,
 )
+from kvstow.lifecycle.transfers import LoadTransfer
 from kvstow.lifecycle.worker import Executors, Worker, WorkerLimits
 from kvstow.metrics import Recorder
 from kvstow.stores.arena import Arena
@@ -70,7 +73,7 @@ class OneRank:
             [ReferenceCodec(layout.groups[0], [self.memory])],
             self.arena,
             disk,  # type: ignore[arg-type]
-            WorkerLimits(load_timeout_s=10.0, save_timeout_s=5.0, shutdown_s_max=1.0),
+            WorkerLimits(load_timeout_s=10.0, save_timeout_s=5.0, shutdown_s_max=1.0, load_parts=1),
             Executors(self.saver, self.loader, self.readers, self.writer),
             self.clock,
             self.recorder,
@@ -371,3 +374,32 @@ class Stuck:
 
     def close(self) -> None:
         self._disk.close()
+
+
+def test_a_load_given_up_waits_for_the_copy_that_runs_and_refuses_the_next() -> None:
+    item = arena_item(REF, 0, (7, 9))
+    transfer = LoadTransfer(LoadJob(JobId(1), R, (item, item)))
+    copied: list[str] = []
+    copying, may_end = threading.Event(), threading.Event()
+
+    def copy() -> None:
+        copying.set()
+        may_end.wait()
+        copied.append("first")
+
+    transfer.begin(0)
+    writer = threading.Thread(target=transfer.write_blocks, args=(copy,))
+    writer.start()
+    copying.wait()
+    reports: list[LoadReport | None] = []
+    giver = threading.Thread(target=lambda: reports.append(transfer.give_up(Fault.TIMEOUT)))
+    giver.start()
+    giver.join(0.05)
+    assert giver.is_alive()
+    may_end.set()
+    giver.join()
+    writer.join()
+    assert copied == ["first"]
+    assert [failed.fault for failed in reports[0].failed] == [Fault.TIMEOUT, Fault.TIMEOUT]
+    transfer.write_blocks(lambda: copied.append("late"))
+    assert copied == ["first"]

@@ -89,7 +89,7 @@ class Stack:
             [make_codec(group, [self.memory.reshape(-1)], threads=1)],
             self._arena,
             disk,
-            WorkerLimits(load_timeout_s=30.0, save_timeout_s=30.0, shutdown_s_max=10.0),
+            WorkerLimits(load_timeout_s=30.0, save_timeout_s=30.0, shutdown_s_max=10.0, load_parts=2),
             Executors(
                 saver=ThreadExecutor("save", 1, 64),
                 loader=ThreadExecutor("load", 2, 64),

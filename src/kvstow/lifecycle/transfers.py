@@ -1,7 +1,7 @@
 """One load or save on one rank, shared between the threads that work on it and its deadline.
 
-The lock is held while blocks are read or written and when a job is given up, so a job that was
-reported failed never touches a block again.
+Whoever gives a job up waits for the block copies that run and stops those to come, so a job that
+was reported failed never touches a block again.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class LoadTransfer:
     def __init__(self, job: LoadJob) -> None:
         self.job = job
         self._lock = threading.Lock()
+        self._copied = threading.Condition(self._lock)
+        self._copying = 0
         self._left = len(job.items)
         self._started = False
         self._over = False
@@ -50,10 +52,20 @@ class LoadTransfer:
         return self._started
 
     def write_blocks(self, copy: Callable[[], None]) -> None:
-        """Run ``copy`` unless the job is over: nothing may write its blocks after that."""
+        """Run ``copy`` unless the job is over: nothing may write its blocks after that.
+
+        Copies of one job into different blocks may run at once.
+        """
         with self._lock:
-            if not self._over:
-                copy()
+            if self._over:
+                return
+            self._copying += 1
+        try:
+            copy()
+        finally:
+            with self._lock:
+                self._copying -= 1
+                self._copied.notify_all()
 
     def end(self, item: int, fault: Fault | None) -> tuple[LoadReport | None, bool]:
         """Leave ``item``.
@@ -75,11 +87,16 @@ class LoadTransfer:
             return self._report(()), False
 
     def give_up(self, fault: Fault) -> LoadReport | None:
-        """End the job now; None if it is over already. Waits for at most one block copy."""
+        """End the job now; None if it is over already.
+
+        Waits for the copies that run, at most one chunk's on each thread.
+        """
         with self._lock:
             if self._over:
                 return None
             self._over = True
+            while self._copying:
+                self._copied.wait()
             items = self.job.items
             for item in range(len(items)):
                 self._faults.setdefault(item, fault)

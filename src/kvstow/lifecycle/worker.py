@@ -68,11 +68,13 @@ class WorkerLimits(msgspec.Struct, frozen=True):
         load_timeout_s: how long a load may take from when its copy begins, see `LoadLedger`.
         save_timeout_s: how long a save may wait in the queue.
         shutdown_s_max: how long the queued writes may take at the end.
+        load_parts: how many tasks a load's arena frames are split into, to run on as many threads.
     """
 
     load_timeout_s: float
     save_timeout_s: float
     shutdown_s_max: float
+    load_parts: int
 
 
 class Executors(msgspec.Struct, frozen=True):
@@ -323,9 +325,10 @@ class Worker:
             self._load_reports.append(LoadReport(job.job, refused=True))
             return
         arena_items = [index for index, item in enumerate(job.items) if item.source is Tier.ARENA]
-        queued = not arena_items or self._executors.loader.submit(
-            partial(self._run_arena_items, transfer, arena_items)
-        )
+        queued = True
+        for start in range(min(self._limits.load_parts, len(arena_items))):
+            part = arena_items[start :: self._limits.load_parts]
+            queued = queued and self._executors.loader.submit(partial(self._run_arena_items, transfer, part))
         for index, item in enumerate(job.items):
             if queued and item.source is Tier.DISK:
                 queued = self._executors.readers.submit(partial(self._run_disk_item, transfer, index))

@@ -123,6 +123,7 @@ class WorkerHalf:
                 load_timeout_s=self._settings.load_timeout_s,
                 save_timeout_s=self._settings.save_timeout_s,
                 shutdown_s_max=self._shutdown_bound_s(rank),
+                load_parts=self._settings.load_threads,
             ),
             self._executors(rank),
             self._clock,
@@ -249,7 +250,11 @@ class WorkerHalf:
         frames_max = settings.pending_loads_max * 1024
         return Executors(
             saver=ThreadExecutor(f"kvstow-{rank}-save", 1, settings.pending_saves_max),
-            loader=ThreadExecutor(f"kvstow-{rank}-load", settings.load_threads, settings.pending_loads_max),
+            loader=ThreadExecutor(
+                f"kvstow-{rank}-load",
+                settings.load_threads,
+                settings.pending_loads_max * settings.load_threads,
+            ),
             readers=ThreadExecutor(f"kvstow-{rank}-read", settings.disk_readers, frames_max),
             # One writer: a removal and a later write of one name must not pass each other.
             writer=ThreadExecutor(f"kvstow-{rank}-write", 1, 2 * settings.pending_writes_max),
