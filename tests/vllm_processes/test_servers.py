@@ -16,6 +16,8 @@ CHUNK = 256
 
 SHORT, LONG = prompt(600, 1), prompt(900, 2)
 ARENA_GIB = 0.05
+FEWER_PROCESSES = ("--distributed-executor-backend", "uni")
+"""Engine core and worker in one process, where the test is about something else: starts sooner."""
 
 
 def kvstow_serve(model: Path, root: Path, *options: str) -> list[str]:
@@ -81,7 +83,7 @@ def test_two_servers_on_one_folder_and_a_third_when_the_holder_stopped(
     assert metrics["kvstow_lookups_total"] >= 2
     third.stop()
     assert other.ask(SHORT).text == cold.text, "the one without a disk goes on"
-    other.stop()
+    other.kill()
     assert strangers_in(root) == []
 
 
@@ -89,7 +91,7 @@ def test_replicas_of_one_server_keep_folders_of_their_own(
     launcher: Launcher, llama: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "root"
-    server = launcher.server(kvstow_serve(llama, root, "--data-parallel-size", "2"))
+    server = launcher.server(kvstow_serve(llama, root, "--data-parallel-size", "2", *FEWER_PROCESSES))
     server.wait_ready()
     assert refusals(server) == []
     prompts = [prompt(600, seed) for seed in range(6)]

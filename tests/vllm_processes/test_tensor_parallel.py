@@ -80,7 +80,7 @@ def test_both_ranks_load_or_neither(launcher: Launcher, llama: Path, tmp_path: P
     frame_of(root, 1, chunks_of[HOLE], 3).path.unlink()
     engine = tensor_parallel(launcher, llama, root, hash_seed="random")
     expect_right_after_restart(engine, root, prompts, own_hits, chunks_of)
-    engine.stop()
+    engine.kill()
     assert strangers_in(root) == []
 
 
