@@ -374,3 +374,26 @@ def test_inventory_of_some_ranks_only_is_removed() -> None:
     bench = Bench(hello(0, 2, disk_frames=8, inventory=held), hello(1, 2, disk_frames=8, inventory=held[:2]))
     assert bench.planner.match(A, ids, 3 * CHUNK + 1, 0).tokens == 2 * CHUNK
     assert [ref.index for ref in bench.planner.step().removes] == [2]
+
+
+def test_an_idle_engine_is_asked_for_steps_until_all_is_written() -> None:
+    bench = Bench(hello(slots=8, disk_frames=8), pending_writes_max=2, load_timeout_s=10.0)
+    ids = chunk_ids("p", 4)
+    bench.planner.progress(A, ids, 4 * CHUNK, lambda: bench.tables(4 * CHUNK))
+    bench.planner.finished(A)
+    steps = 0
+    while bench.planner.wants_steps or not steps:
+        bench.answer(bench.planner.step())
+        steps += 1
+    assert bench.directory.disk_in_use(0) == 4
+    assert steps <= 3
+
+
+def test_a_disk_that_does_not_write_does_not_keep_an_idle_engine_awake() -> None:
+    bench = Bench(hello(slots=8, disk_frames=8), pending_writes_max=2, load_timeout_s=10.0)
+    ids = chunk_ids("p", 4)
+    bench.planner.progress(A, ids, 4 * CHUNK, lambda: bench.tables(4 * CHUNK))
+    bench.planner.step()
+    assert bench.planner.wants_steps
+    bench.clock.advance(10.5)
+    assert not bench.planner.wants_steps

@@ -105,3 +105,14 @@ def test_the_budget_holds_while_it_runs_and_across_restarts(llama: Path, tmp_pat
         gates.wait_idle()
         assert len(frames(folder)) <= 8
         engine.expect_baseline()
+
+
+def test_an_idle_engine_still_writes_what_had_to_wait(llama: Path, tmp_path: Path) -> None:
+    """More frames than may be in flight, and no further request that would bring the next step."""
+    stow = {"disk_path": str(tmp_path / "disk"), "pending_writes_max": 4}
+    with gated() as gates, running(llama, stow) as engine:
+        with gates.shut("write"):
+            engine.ask(prompt(500, seed=3))
+        engine.step_until(lambda: not engine.scheduler.has_requests())
+        gates.wait_idle()
+        assert len(frames(tmp_path / "disk")) == 7

@@ -35,7 +35,7 @@ class Planner:
         self.directory = Directory(recorder)
         jobs = itertools.count(1)
         self._loads = LoadPlanner(limits, self.directory, clock, recorder, jobs)
-        self._saves = SavePlanner(limits, self.directory, recorder, jobs)
+        self._saves = SavePlanner(limits, self.directory, clock, recorder, jobs)
         self._requests: dict[RequestId, TrackedRequest] = {}
         self._generations = 0
         self._fences: list[JobId] = []
@@ -150,6 +150,11 @@ class Planner:
     def holds_blocks(self) -> bool:
         """Whether blocks of finished requests will come free when saves in flight end."""
         return bool(self._holding)
+
+    @property
+    def wants_steps(self) -> bool:
+        """Whether steps are needed though no request is: frames wait to be ordered to disk."""
+        return self._saves.has_unwritten
 
     def phase_of(self, request_id: RequestId) -> Phase | None:
         """The request's phase, or None if it is not known (any more)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
+from kvstow.clock import Clock
 from kvstow.keys.ids import ChunkId, ChunkRef, Rank
 from kvstow.lifecycle.directory import Directory
 from kvstow.lifecycle.limits import BlockTables, PlannerLimits
@@ -29,13 +30,20 @@ class SavePlanner:
     Args:
         limits: what it may do.
         directory: what is where.
+        clock: monotonic time.
         recorder: counts what happens.
         jobs: gives job ids.
     """
 
     def __init__(
-        self, limits: PlannerLimits, directory: Directory, recorder: Recorder, jobs: Iterator[int]
+        self,
+        limits: PlannerLimits,
+        directory: Directory,
+        clock: Clock,
+        recorder: Recorder,
+        jobs: Iterator[int],
     ) -> None:
+        self._clock = clock
         self._limits = limits
         self._directory = directory
         self._recorder = recorder
@@ -47,6 +55,7 @@ class SavePlanner:
         )
         self._saving_chunks = 0
         self._writes_max = 0
+        self._write_moved_s = clock.monotonic_s()
         self._orders: list[SaveJob] = []
 
     def open(self) -> None:
@@ -125,6 +134,12 @@ class SavePlanner:
                 items.append(WriteItem(job, ref, self._directory.slot_of(ref)))
         return tuple(items)
 
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether frames wait for their turn to be written, and writes do end."""
+        stalled_s = self._clock.monotonic_s() - self._write_moved_s
+        return bool(self._unwritten) and stalled_s <= self._limits.load_timeout_s
+
     def forget_unwritten(self) -> None:
         """Frames that wait for a write are not written any more."""
         self._unwritten.clear()
@@ -160,6 +175,7 @@ class SavePlanner:
         if run is None or rank not in run.waiting:
             self._recorder.count(Metric.LATE_REPORTS)
             return None
+        self._write_moved_s = self._clock.monotonic_s()
         run.waiting.discard(rank)
         run.stored = run.stored and write.stored
         if run.waiting:
@@ -193,6 +209,8 @@ class SavePlanner:
         """Reserve a place on disk for ``ref`` if one more write may be in flight, else `NO_JOB`."""
         if len(self._write_runs) >= self._writes_max:
             if self._writes_max:
+                if not self._unwritten:
+                    self._write_moved_s = self._clock.monotonic_s()
                 if len(self._unwritten) == self._unwritten.maxlen:
                     self._recorder.count(Metric.DISK_WRITE_SKIPPED)
                 self._unwritten.append((ref, chunks))

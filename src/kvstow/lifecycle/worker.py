@@ -135,6 +135,7 @@ class Worker:
         self._save_reports: deque[SaveReport] = deque()
         self._write_reports: deque[WriteReport] = deque()
         self._freed: deque[tuple[GroupId, Slot]] = deque()
+        self._writing: set[JobId] = set()  # adding and discarding are atomic too
         self._finished_loads: list[tuple[RequestId, bool]] = []
         self._news = threading.Event()
 
@@ -165,11 +166,11 @@ class Worker:
         self._holds.extend(order.holds)
 
     def wait_for_news(self, wait_s: float) -> None:
-        """Wait until something ended, at most ``wait_s``, if a load or save is in flight.
+        """Wait until something ended, at most ``wait_s``, if anything is in flight.
 
-        For a step that has nothing to compute: it saves the loads' threads an engine that spins.
+        For a step that has nothing to compute: it saves the threads an engine that spins.
         """
-        if self._loads or self._saves:
+        if self._loads or self._saves or self._writing:
             self._news.wait(wait_s)
 
     def poll(self) -> tuple[Report | None, list[tuple[RequestId, bool]], list[RequestId]]:
@@ -217,11 +218,6 @@ class Worker:
         self._failures.flush()
         if self._disk is not None:
             self._disk.close()
-
-    @property
-    def idle(self) -> bool:
-        """Whether no load and no save is in flight."""
-        return not self._loads and not self._saves
 
     # ---- saves -------------------------------------------------------------------------
 
@@ -288,7 +284,9 @@ class Worker:
     # ---- writes ------------------------------------------------------------------------
 
     def _submit_write(self, write: WriteItem) -> None:
+        self._writing.add(write.job)
         if self._disk is None or not self._executors.writer.submit(partial(self._run_write, write)):
+            self._writing.discard(write.job)
             self._recorder.count(Metric.DISK_WRITE_SKIPPED)
             self._write_reports.append(WriteReport(write.job, stored=False))
 
@@ -302,6 +300,8 @@ class Worker:
             self._failures.warn("disk write", f"{_shown(write.ref)} is kept in the arena only: {error}")
         finally:
             self._write_reports.append(WriteReport(write.job, stored))
+            self._writing.discard(write.job)
+            self._news.set()
 
     def _remove(self, refs: tuple[ChunkRef, ...]) -> None:
         if not self._executors.writer.submit(partial(self._run_remove, refs)):

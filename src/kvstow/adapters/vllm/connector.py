@@ -172,6 +172,9 @@ class StowConnector(KVConnectorBase_V1, SupportsHMA):
     def has_pending_block_frees(self) -> bool:
         return self._scheduler.planner.holds_blocks
 
+    def has_pending_push_work(self) -> bool:
+        return self._scheduler.planner.wants_steps
+
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         return self._scheduler.finished(request, (block_ids,)), None
 
