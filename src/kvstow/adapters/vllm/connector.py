@@ -122,6 +122,8 @@ class StowConnector(KVConnectorBase_V1, SupportsHMA):
     def shutdown(self) -> None:
         if self._worker_half is not None:
             self._worker_half.shutdown()
+        if self._scheduler_half is not None:
+            self._scheduler_half.shutdown()
 
     # ---- scheduler ---------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import RequestStatus
 
 from kvstow.adapters.vllm.compat import block_hashes_are_stable, block_tables
-from kvstow.adapters.vllm.lora import Adapter, AdapterDigests, AdapterState
+from kvstow.adapters.vllm.lora import AdapterCheck, AdapterDigests, AdapterState
 from kvstow.adapters.vllm.request_keys import RequestKeys
 from kvstow.adapters.vllm.transport import StowHandshake, StowMetadata, StowWorkerMetadata
 from kvstow.clock import SystemClock
@@ -40,7 +40,7 @@ class _Known:
 
     __slots__ = ("adapter", "computed", "keys", "request")
 
-    def __init__(self, request: Request, adapter: Adapter | None) -> None:
+    def __init__(self, request: Request, adapter: AdapterCheck | None) -> None:
         self.request = request
         self.adapter = adapter
         self.keys: RequestKeys | None = None
@@ -72,9 +72,10 @@ class SchedulerHalf:
             pending_writes_max=settings.pending_writes_max if settings.disk_path else 0,
             disk_cooldown_s=settings.disk_cooldown_s,
         )
-        self.planner = Planner(limits, SystemClock(), self.recorder)
+        clock = SystemClock()
+        self.planner = Planner(limits, clock, self.recorder)
         self._known: dict[str, _Known] = {}
-        self._adapters = AdapterDigests()
+        self._adapters = AdapterDigests(clock, settings.load_timeout_s)
         self._cache_manager: KVCacheManager | None = None
         self._use_engine_hashes: bool | None = None
         self._frame_bytes: list[int] = []  # of a chunk on all ranks together, by group
@@ -112,7 +113,7 @@ class SchedulerHalf:
         adapter = None
         lora = request.lora_request
         if lora is not None:
-            adapter = self._adapters.lookup(lora.lora_int_id, lora.lora_path, lora.load_inplace)
+            adapter = self._adapters.check(lora.lora_int_id, lora.lora_path, lora.load_inplace)
         self._known[request.request_id] = _Known(request, adapter)
 
     def matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]:
@@ -169,6 +170,10 @@ class SchedulerHalf:
         if known is not None and blocks:
             self._note_progress(known, lambda: blocks)
         return self.planner.finished(RequestId(request.request_id))
+
+    def shutdown(self) -> None:
+        """End what runs beside the scheduler's thread."""
+        self._adapters.close()
 
     def measure(self) -> None:
         """Set the gauges of what is in use."""

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from kvstow.adapters.vllm import lora
+from kvstow.adapters.vllm.lora import AdapterCheck, AdapterDigests, AdapterState
+from kvstow.clock import ManualClock
+
+BOUND_S = 30.0
+
+
+def make_adapter(folder: Path, content: bytes) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"r": 8}))
+    (folder / "adapter_model.bin").write_bytes(content)
+    return str(folder)
+
+
+def answered(check: AdapterCheck) -> AdapterCheck:
+    """Wait for the thread; fails if it never answers."""
+    changed = threading.Event()
+    for _ in range(500):
+        if check.state is not AdapterState.READING:
+            return check
+        changed.wait(0.01)
+    raise AssertionError("no answer")
+
+
+@pytest.fixture
+def digests() -> AdapterDigests:
+    return AdapterDigests(ManualClock(), BOUND_S)
+
+
+def test_content_decides_not_name_or_number(digests: AdapterDigests, tmp_path: Path) -> None:
+    one = make_adapter(tmp_path / "one", b"1" * 100)
+    same = make_adapter(tmp_path / "same", b"1" * 100)
+    two = make_adapter(tmp_path / "two", b"2" * 100)
+    found = [answered(digests.check(index, path, False)) for index, path in enumerate((one, same, two))]
+    assert [check.state for check in found] == [AdapterState.KNOWN] * 3
+    assert found[0].digest == found[1].digest != found[2].digest
+
+
+def test_files_that_change_in_use_make_it_unusable_until_a_reload(
+    digests: AdapterDigests, tmp_path: Path
+) -> None:
+    path = make_adapter(tmp_path / "a", b"1" * 100)
+    first = answered(digests.check(1, path, False))
+    make_adapter(tmp_path / "a", b"22" * 100)
+    assert answered(digests.check(1, path, False)).state is AdapterState.UNUSABLE
+    assert answered(digests.check(1, path, False)).state is AdapterState.UNUSABLE
+    again = answered(digests.check(1, path, True))
+    assert again.state is AdapterState.KNOWN
+    assert again.digest != first.digest
+
+
+def test_a_folder_that_is_not_there_is_unusable(digests: AdapterDigests, tmp_path: Path) -> None:
+    assert answered(digests.check(1, str(tmp_path / "none"), False)).state is AdapterState.UNUSABLE
+
+
+def test_an_adapter_that_is_never_read_is_given_up_in_bounded_time(tmp_path: Path) -> None:
+    """A file system that hangs: a pipe that nobody writes to stands in for a file."""
+    clock = ManualClock()
+    digests = AdapterDigests(clock, BOUND_S)
+    path = make_adapter(tmp_path / "a", b"1")
+    (tmp_path / "a" / "adapter_model.bin").unlink()
+    os.mkfifo(tmp_path / "a" / "adapter_model.bin")
+    stuck = digests.check(1, path, False)
+    behind = digests.check(2, make_adapter(tmp_path / "b", b"2"), False)
+    clock.advance(BOUND_S + 0.1)
+    assert {stuck.state, behind.state} <= {AdapterState.UNUSABLE, AdapterState.KNOWN}
+    assert stuck.state is AdapterState.UNUSABLE
+
+
+def test_a_late_answer_changes_nothing() -> None:
+    clock = ManualClock()
+    check = AdapterCheck(clock, BOUND_S)
+    clock.advance(BOUND_S + 0.1)
+    assert check.state is AdapterState.UNUSABLE
+    check.accept(b"d" * 32)
+    assert check.state is AdapterState.UNUSABLE
+
+
+def test_more_questions_than_may_wait_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lora, "CHECKS_MAX", 1)
+    may_go = threading.Event()
+    monkeypatch.setattr(lora, "adapter_digest", lambda path: (may_go.wait(), b"d" * 32)[1])
+    digests = AdapterDigests(ManualClock(), BOUND_S)
+    path = make_adapter(tmp_path / "a", b"1")
+    checks = [digests.check(index, path, False) for index in range(4)]
+    assert checks[-1].state is AdapterState.UNUSABLE
+    may_go.set()
+    assert answered(checks[0]).state is AdapterState.KNOWN
