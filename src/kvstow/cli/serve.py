@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvstow.adapters.vllm.plugin import MODULE, NAME
 from kvstow.config import load_settings
 from kvstow.errors import ConfigError
-
-CONNECTOR = "StowConnector"
-CONNECTOR_MODULE = "kvstow.adapters.vllm.connector"
 
 NO_DISK = "none"
 
@@ -75,9 +73,9 @@ def server_command(options: ServeOptions) -> list[str]:
     settings = load_settings(extra)
     transfer = json.dumps(
         {
-            "kv_connector": CONNECTOR,
+            "kv_connector": NAME,
             # The module besides the class: `VLLM_PLUGINS` may keep plugins out.
-            "kv_connector_module_path": CONNECTOR_MODULE,
+            "kv_connector_module_path": MODULE,
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": extra,

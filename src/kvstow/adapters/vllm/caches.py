@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 
 from kvstow.adapters.vllm.setup import group_kind
 from kvstow.errors import LayoutError
@@ -128,8 +129,8 @@ def _view(
 
 def _page_bytes(spec: Any, layer: str) -> int:
     """Bytes of one block of one layer; a group of unlike layers has a spec for each."""
-    by_layer = getattr(spec, "kv_cache_specs", None)
-    return int((spec if by_layer is None else by_layer[layer]).page_size_bytes)
+    of_layer = spec.kv_cache_specs[layer] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+    return int(of_layer.page_size_bytes)
 
 
 def _check_all_carried(kv_caches: dict[str, torch.Tensor], carried: set[str]) -> None:

@@ -60,6 +60,15 @@ def block_hashes_are_stable() -> bool:
         return False
 
 
+def resolved_hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int | None:
+    """Tokens per block hash as the engine core resolved them; None where it does not say."""
+    for config in (kv_cache_config, vllm_config.cache_config):
+        resolved = getattr(config, "hash_block_size", None)
+        if resolved:
+            return int(resolved)
+    return None
+
+
 def worker_grace_s(executor_backend: object) -> float | None:
     """How long vLLM waits for a worker process that it asked to end before it kills it.
 

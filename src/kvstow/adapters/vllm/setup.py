@@ -14,6 +14,7 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
+from kvstow.adapters.vllm.compat import resolved_hash_tokens
 from kvstow.config.load import load_settings
 from kvstow.config.settings import Settings, check_chunk
 from kvstow.errors import ConfigError
@@ -95,10 +96,8 @@ def block_tokens_of(kv_cache_config: KVCacheConfig) -> tuple[int, ...]:
 
 def hash_tokens_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> int:
     """Tokens that one of the request's block hashes covers."""
-    resolved = getattr(kv_cache_config, "hash_block_size", None)
-    if resolved is None:
-        resolved = getattr(vllm_config.cache_config, "hash_block_size", None)
-    return int(resolved or math.gcd(*block_tokens_of(kv_cache_config)))
+    resolved = resolved_hash_tokens(vllm_config, kv_cache_config)
+    return resolved or math.gcd(*block_tokens_of(kv_cache_config))
 
 
 def group_kind(kv_cache_config: KVCacheConfig, group: int) -> GroupKind:

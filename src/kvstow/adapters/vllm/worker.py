@@ -96,8 +96,8 @@ class WorkerHalf:
         slots = slots_for(arena_bytes, frames, self._settings.disk_readers)
         self._arena = Arena(slots, frames, self._settings.disk_readers)
         self._arena.prefault(PREFAULT_STEP_BYTES)
-        disk = self._open_disk(rank, world_size, own)
         disk_bytes = int(self._settings.disk_gib * GIB) // world_size
+        disk = self._open_disk(rank, world_size, disk_bytes, own)
         disk_frames = disk_bytes // sum(frames) if disk is not None else 0
         held = () if disk is None else tuple(Held(item.ref, item.touched_s) for item in disk.scan())
         self._hello = Hello(
@@ -196,7 +196,9 @@ class WorkerHalf:
         agreed = namespace_digest(parts)
         return agreed, rank_namespace(agreed, rank, layout_digest(layout))
 
-    def _open_disk(self, rank: Rank, world_size: int, namespace: NamespaceDigest) -> DiskStore | None:
+    def _open_disk(
+        self, rank: Rank, world_size: int, budget_bytes: int, namespace: NamespaceDigest
+    ) -> DiskStore | None:
         """The disk tier, or None with one line that says why and what to do."""
         if self._settings.disk_path is None:
             return None
@@ -214,7 +216,7 @@ class WorkerHalf:
                 instance=str(transfer.engine_id),
                 rank=rank,
                 world_size=world_size,
-                budget_bytes=int(self._settings.disk_gib * GIB) // world_size,
+                budget_bytes=budget_bytes,
                 clock=self._clock,
             )
             return DiskStore(claimed, namespace)
