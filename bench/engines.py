@@ -6,6 +6,7 @@ them alike. An engine that is not asked does nothing.
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
 import random
@@ -50,6 +51,18 @@ class EngineSpec:
     stow: Mapping[str, Any] | None
     engine: Mapping[str, Any]
     environ: Mapping[str, str] = field(default_factory=dict)
+
+
+def engine_options(description: str | None, rounds: int) -> argparse.Namespace:
+    """The command line of a bench that runs engines: ``json``, ``root``, ``rounds``, ``threads``."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--root", type=Path, default=Path("out/bench"), help="a folder on the disk to use")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--threads", help="cores for each engine, as vLLM's VLLM_CPU_OMP_THREADS_BIND")
+    return parser.parse_args()
 
 
 def bench_model() -> Path:

@@ -9,7 +9,6 @@ generated for each. Throughput counts prompt and generated tokens; the ratio is 
 
 from __future__ import annotations
 
-import argparse
 import random
 import shutil
 import statistics
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engines import Engine, EngineSpec, Prompt, bench_model, random_prompt
+from engines import Engine, EngineSpec, Prompt, bench_model, engine_options, random_prompt
 from report import emit
 from rounds import NO_TARGET, at_least, ratio_interval, spread
 
@@ -127,14 +126,7 @@ def _ask_in_turn(
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--root", type=Path, default=Path("out/bench"), help="a folder on the disk to use")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--threads", help="cores for each engine, as vLLM's VLLM_CPU_OMP_THREADS_BIND")
-    options = parser.parse_args()
+    options = engine_options(__doc__, rounds=30)
     root = options.root.absolute()
     rows = measure(root, root, options.rounds, threads=options.threads)
     emit("throughput without reuse, SmolLM2-135M, vLLM on CPU", rows, options.json)

@@ -19,7 +19,6 @@ hold of the files is dropped before.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import shutil
@@ -31,7 +30,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from engines import Engine, EngineSpec, Prompt, bench_model, random_prompt
+from engines import Engine, EngineSpec, Prompt, bench_model, engine_options, random_prompt
 from kvstow.stores.framing import frame_bytes
 from report import emit
 from rounds import NO_TARGET, at_least, at_most, spread
@@ -204,14 +203,7 @@ def _verdict(place: str, medians: dict[str, float]) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and report."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--root", type=Path, default=Path("out/bench"), help="a folder on that disk")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", help="cores for the engine, as vLLM's VLLM_CPU_OMP_THREADS_BIND")
-    options = parser.parse_args()
+    options = engine_options(__doc__, rounds=5)
     root = options.root.absolute()
     rows = measure(root, root, options.rounds, threads=options.threads)
     emit(f"first token of {PROMPT_TOKENS} tokens, SmolLM2-135M, vLLM on CPU", rows, options.json)

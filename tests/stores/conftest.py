@@ -67,28 +67,20 @@ def fork() -> Iterator[Fork]:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path: Path, mount: Callable[..., None]) -> Iterator[Path]:
     """A file system of one MiB."""
     folder = tmp_path / "small"
     folder.mkdir()
-    _mount("-t", "tmpfs", "-o", "size=1m", "none", str(folder))
+    mount("-t", "tmpfs", "-o", "size=1m", "none", str(folder))
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
 
 
 @pytest.fixture
-def read_only_disk(tmp_path: Path) -> Iterator[Path]:
+def read_only_disk(tmp_path: Path, mount: Callable[..., None]) -> Iterator[Path]:
     """A file system that cannot be written."""
     folder = tmp_path / "read-only"
     folder.mkdir()
-    _mount("-t", "tmpfs", "-o", "ro,size=1m", "none", str(folder))
+    mount("-t", "tmpfs", "-o", "ro,size=1m", "none", str(folder))
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
-
-
-def _mount(*arguments: str) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root to mount")
-    done = subprocess.run(["mount", *arguments], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"cannot mount: {done.stderr}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from gates import Gates, gated
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -51,3 +52,10 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with latent attention."""
     return tiny.make_deepseek(tmp_path_factory.mktemp("deepseek"))
+
+
+@pytest.fixture(scope="module")
+def gates() -> Iterator[Gates]:
+    """Gates that a module's engine is started behind."""
+    with gated() as gates:
+        yield gates

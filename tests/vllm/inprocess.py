@@ -263,6 +263,16 @@ def start(model: Path, stow: dict[str, Any] | None = None, **options: Any) -> LL
     return LLM(str(model), kv_transfer_config=transfer, **(defaults | options))
 
 
+def ask_twice(engine: Engine, seed: int) -> int:
+    """Tokens of a prompt that are cached the second time; both answers must be the same."""
+    tokens = prompt(500, seed)
+    first = engine.ask(tokens)
+    engine.clear_own_cache()
+    again = engine.ask(tokens)
+    assert (first.cached, again.tokens) == (0, first.tokens)
+    return again.cached
+
+
 def second_turn(engine: Engine, seed: int) -> Answer:
     """A conversation: a prompt of 200 tokens and an answer of 150, then both with 20 more behind."""
     first = engine.ask(prompt(200, seed), max_tokens=150)

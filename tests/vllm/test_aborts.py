@@ -6,19 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gates import Gates, gated
+from gates import Gates
 from inprocess import BLOCK, CHUNK, Engine, prompt, running
 
 from kvstow.lifecycle.messages import RequestId
 from kvstow.lifecycle.requests import Phase
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def gates() -> Iterator[Gates]:
-    with gated() as gates:
-        yield gates
 
 
 @pytest.fixture(scope="module")

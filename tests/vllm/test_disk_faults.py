@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gates import Gates, gated, kvstow_log
+from gates import Gates, kvstow_log
 from inprocess import BLOCK, CHUNK, Answer, Engine, prompt, running
 
 from kvstow.errors import NoSpaceError, StoreUnavailableError
@@ -34,12 +34,6 @@ BOUND_S = 31.0
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("disk")
-
-
-@pytest.fixture(scope="module")
-def gates() -> Iterator[Gates]:
-    with gated() as gates:
-        yield gates
 
 
 @pytest.fixture(scope="module")

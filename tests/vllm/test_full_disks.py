@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from gates import gated, kvstow_log
-from inprocess import Engine, prompt, running
+from inprocess import ask_twice, prompt, running
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -22,16 +21,8 @@ def frames(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("lock")]
 
 
-def mount(*arguments: str) -> None:
-    if os.geteuid():
-        pytest.skip("needs root to mount")
-    done = subprocess.run(["mount", *arguments], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"cannot mount: {done.stderr}")
-
-
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path: Path, mount: Callable[..., None]) -> Iterator[Path]:
     """A file system of its own with room for about twenty frames."""
     folder = tmp_path / "small"
     folder.mkdir()
@@ -40,17 +31,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def ask_twice(engine: Engine, seed: int) -> int:
-    """Tokens of a prompt that are cached the second time; both answers must be the same."""
-    tokens = prompt(500, seed)
-    first = engine.ask(tokens)
-    engine.clear_own_cache()
-    again = engine.ask(tokens)
-    assert (first.cached, again.tokens) == (0, first.tokens)
-    return again.cached
-
-
-def test_a_file_system_that_is_full_and_later_read_only(llama: Path, small_disk: Path) -> None:
+def test_a_file_system_that_is_full_and_later_read_only(
+    llama: Path, small_disk: Path, mount: Callable[..., None]
+) -> None:
     with gated() as gates, running(llama, {"disk_path": str(small_disk)}) as engine, kvstow_log() as log:
         for seed in range(6):
             assert ask_twice(engine, seed) == 448

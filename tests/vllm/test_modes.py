@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from inprocess import CHUNK, Engine, prompt, running, second_turn
+from inprocess import CHUNK, Engine, ask_twice, prompt, running, second_turn
 from prometheus_client import REGISTRY
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
@@ -24,11 +24,7 @@ def engine(llama: Path) -> Iterator[Engine]:
 
 
 def test_the_module_path_works_as_the_name_does(engine: Engine) -> None:
-    tokens = prompt(500, seed=1)
-    first = engine.ask(tokens)
-    engine.clear_own_cache()
-    again = engine.ask(tokens)
-    assert (again.cached, again.tokens) == (448, first.tokens)
+    assert ask_twice(engine, seed=1) == 448
     engine.expect_baseline()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gates import Gates, gated
+from gates import Gates
 from inprocess import BLOCK, CHUNK, Engine, prompt, running
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -72,12 +72,6 @@ class Witness:
             else:
                 self._computed.setdefault(prefix, set()).add(content)
         self._seen[name] = (request.num_preemptions, whole)
-
-
-@pytest.fixture(scope="module")
-def gates() -> Iterator[Gates]:
-    with gated() as gates:
-        yield gates
 
 
 @pytest.fixture(scope="module")

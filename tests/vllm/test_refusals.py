@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tiny
-from inprocess import prompt, running, start
+from inprocess import ask_twice, prompt, running, start
 from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
 from kvstow.errors import ConfigError
@@ -56,11 +56,7 @@ def test_the_remedy_for_windows_works(tmp_path: Path) -> None:
         num_gpu_blocks_override=300,
         disable_hybrid_kv_cache_manager=True,
     ) as engine:
-        tokens = prompt(500, seed=1)
-        first = engine.ask(tokens)
-        engine.clear_own_cache()
-        again = engine.ask(tokens)
-        assert (again.cached, again.tokens) == (448, first.tokens)
+        assert ask_twice(engine, seed=1) == 448
         engine.expect_baseline()
 
 
