@@ -21,7 +21,8 @@ import psutil
 
 from kvstow.clock import SystemClock
 from kvstow.keys.ids import ROOT_CHUNK, ChunkId, ChunkRef, NamespaceDigest, Rank
-from kvstow.layout.geometry import GroupId
+from kvstow.layout.geometry import GroupId, GroupKind
+from kvstow.layout.resume import ResumeRule
 from kvstow.lifecycle.limits import PlannerLimits
 from kvstow.lifecycle.messages import Held, Hello, RequestId, Tier
 from kvstow.lifecycle.planner import Planner
@@ -35,6 +36,7 @@ BLOCK_TOKENS = 16
 PROMPT_TOKENS = 128 * 1024
 TARGET_MS = 0.3
 GROUP = GroupId(0)
+RULE = ResumeRule(GroupKind.PAGED, BLOCK_TOKENS, CHUNK_TOKENS)
 
 Prompt = list[ChunkId]
 
@@ -137,7 +139,7 @@ def _planner(tier: Tier, prompts: list[Prompt]) -> Planner:
     touched_s = {chunk: float(number) for number, prompt in enumerate(prompts) for chunk in prompt}
     limits = PlannerLimits(
         chunk_tokens=CHUNK_TOKENS,
-        block_tokens=(BLOCK_TOKENS,),
+        rules=(RULE,),
         loads=True,
         saves=True,
         min_load_tokens=CHUNK_TOKENS,
@@ -154,7 +156,7 @@ def _planner(tier: Tier, prompts: list[Prompt]) -> Planner:
         world_size=1,
         namespace=NamespaceDigest(bytes(32)),
         chunk_tokens=CHUNK_TOKENS,
-        block_tokens=(BLOCK_TOKENS,),
+        rules=(RULE,),
         frame_bytes=(1 << 20,),
         arena_slots=(1 if on_disk else len(refs),),
         disk_frames=(len(refs) if on_disk else 0,),

@@ -39,6 +39,7 @@ class Metric(StrEnum):
     SAVE_FAILED = "save_failed"
     SAVE_SKIPPED_NO_SPACE = "save_skipped_no_space"
     SAVE_CANCELLED = "save_cancelled"
+    IMAGES_SKIPPED = "images_skipped"
     DISK_READS = "disk_reads"
     DISK_WRITES = "disk_writes"
     DISK_WRITE_FAILED = "disk_write_failed"
@@ -106,6 +107,10 @@ SPECS: Mapping[Metric, MetricSpec] = dict(
         _counter(Metric.SAVE_FAILED, "Frames whose copy out of blocks failed."),
         _counter(Metric.SAVE_SKIPPED_NO_SPACE, "Frames not saved because nothing could be evicted for them."),
         _counter(Metric.SAVE_CANCELLED, "Frames whose save was cancelled before its copy began."),
+        _counter(
+            Metric.IMAGES_SKIPPED,
+            "Images offered and not taken: off the chunk grid, or too many saves in flight.",
+        ),
         _counter(Metric.DISK_READS, "Frames read from disk."),
         _counter(Metric.DISK_WRITES, "Frames written to disk."),
         _counter(Metric.DISK_WRITE_FAILED, "Frames whose write to disk failed."),

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvstow.clock import ManualClock
 from kvstow.keys.ids import ROOT_CHUNK, ChunkId, ChunkRef, NamespaceDigest, Rank
-from kvstow.layout.geometry import BlockId, GroupId
+from kvstow.layout.geometry import BlockId, GroupId, GroupKind
+from kvstow.layout.resume import ResumeRule
 from kvstow.lifecycle.limits import PlannerLimits
 from kvstow.lifecycle.messages import (
     FailedItem,
     Fault,
     Held,
     Hello,
+    ImageOffer,
     JobId,
     LoadReport,
     Report,
@@ -27,6 +29,13 @@ from kvstow.metrics import Recorder
 
 CHUNK = 8
 BLOCK = 4
+PAGED = ResumeRule(GroupKind.PAGED, BLOCK, CHUNK)
+STATE = ResumeRule(GroupKind.STATE, BLOCK, CHUNK)
+
+
+def window(tokens: int) -> ResumeRule:
+    """The rule of a window group."""
+    return ResumeRule(GroupKind.WINDOW, BLOCK, CHUNK, tokens)
 
 
 def chunk_ids(prompt: str, count: int) -> list[ChunkId]:
@@ -45,9 +54,9 @@ def hello(
     rank: int = 0,
     world_size: int = 1,
     *,
-    slots: int = 16,
+    slots: int | Sequence[int] = 16,
     disk_frames: int = 0,
-    groups: int = 1,
+    rules: Sequence[ResumeRule] = (PAGED,),
     inventory: Sequence[Held] = (),
     namespace: bytes = b"n" * 32,
 ) -> Hello:
@@ -56,10 +65,10 @@ def hello(
         world_size=world_size,
         namespace=NamespaceDigest(namespace),
         chunk_tokens=CHUNK,
-        block_tokens=(BLOCK,) * groups,
-        frame_bytes=(8192,) * groups,
-        arena_slots=(slots,) * groups,
-        disk_frames=(disk_frames,) * groups,
+        rules=tuple(rules),
+        frame_bytes=(8192,) * len(rules),
+        arena_slots=(slots,) * len(rules) if isinstance(slots, int) else tuple(slots),
+        disk_frames=(disk_frames,) * len(rules),
         inventory=tuple(inventory),
         version="test",
     )
@@ -68,7 +77,7 @@ def hello(
 def limits(**changes: object) -> PlannerLimits:
     values: dict[str, object] = {
         "chunk_tokens": CHUNK,
-        "block_tokens": (BLOCK,),
+        "rules": (PAGED,),
         "loads": True,
         "saves": True,
         "min_load_tokens": 1,
@@ -87,9 +96,10 @@ class Bench:
     def __init__(self, *hellos: Hello, **changes: object) -> None:
         self.clock = ManualClock()
         self.recorder = Recorder()
-        self.planner = Planner(limits(**changes), self.clock, self.recorder)
-        self.order = WorkOrder()  # the last that `save_prompt` carried out
         self.hellos = hellos or (hello(),)
+        self.rules = self.hellos[0].rules
+        self.planner = Planner(limits(**{"rules": self.rules, **changes}), self.clock, self.recorder)
+        self.order = WorkOrder()  # the last that `save_prompt` carried out
         self.planner.open(self.hellos)
 
     @property
@@ -107,16 +117,38 @@ class Bench:
     def answer(self, order: WorkOrder, ranks: Sequence[int] | None = None) -> None:
         """Every rank does all of ``order`` well."""
         for rank in ranks if ranks is not None else range(len(self.hellos)):
-            writes = [item.write for save in order.saves for item in save.items if item.write]
+            saves = order.saves + order.snapshots
+            writes = [item.write for save in saves for item in save.items if item.write]
             writes += [write.job for write in order.writes]
             self.planner.report(
                 Report(
                     Rank(rank),
                     loads=tuple(LoadReport(load.job, refused=not load.items) for load in order.loads),
-                    saves=tuple(SaveReport(save.job) for save in order.saves),
+                    saves=tuple(SaveReport(save.job) for save in saves),
                     writes=tuple(WriteReport(job, stored=True) for job in writes),
                 )
             )
+
+    def save_all(self, prompt: str, chunks: int, request: str = "saver") -> list[ChunkId]:
+        """Save ``chunks`` chunks in every group, with an image at the end of each."""
+        ids = chunk_ids(prompt, chunks)
+        name, tokens = RequestId(request), chunks * CHUNK
+        tables = self.tables(tokens, len(self.rules))
+        self.planner.progress(name, ids, tokens, lambda: tables)
+        self.planner.snapshot(name, ids, tokens, lambda: tables, self.offers(range(1, chunks + 1)))
+        self.order = self.planner.step()
+        self.answer(self.order)
+        self.planner.finished(name)
+        return ids
+
+    def offers(self, boundaries: Iterable[int]) -> list[ImageOffer]:
+        """Images of every STATE group at ``boundaries`` (in chunks), in blocks 900, 901, ..."""
+        return [
+            ImageOffer(GroupId(group), boundary * CHUNK, BlockId(900 + boundary))
+            for group, rule in enumerate(self.rules)
+            if rule.kind is GroupKind.STATE
+            for boundary in boundaries
+        ]
 
     def fail_load(self, job: JobId, items: Sequence[int], fault: Fault, rank: int = 0) -> None:
         failed = tuple(FailedItem(item, fault) for item in items)

@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lifecycle_bench import CHUNK, Bench, chunk_ids, hello, refs
+from lifecycle_bench import CHUNK, PAGED, Bench, chunk_ids, hello, refs
 
 from kvstow.errors import InvariantError
 from kvstow.lifecycle.messages import NO_SLOT, FailedItem, Fault, Held, LoadReport, Report, RequestId, Tier
@@ -139,7 +139,7 @@ def test_forget_all_keeps_what_is_in_use() -> None:
 
 
 def test_several_groups_hit_where_all_of_them_do() -> None:
-    bench = Bench(hello(groups=2, slots=8), block_tokens=(4, 4))
+    bench = Bench(hello(rules=(PAGED, PAGED), slots=8))
     ids = chunk_ids("p", 3)
     bench.planner.progress(A, ids, 3 * CHUNK, lambda: bench.tables(3 * CHUNK, groups=2))
     order = bench.planner.step()

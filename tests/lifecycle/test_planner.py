@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from lifecycle_bench import BLOCK, CHUNK, Bench, chunk_ids, hello, refs
+from lifecycle_bench import BLOCK, CHUNK, PAGED, STATE, Bench, chunk_ids, hello, refs
 
 from kvstow.errors import ConfigError
 from kvstow.keys.ids import Rank
+from kvstow.layout.geometry import NO_BLOCK
 from kvstow.lifecycle.messages import (
     NO_SLOT,
     FailedItem,
@@ -86,6 +87,19 @@ def test_a_role_that_only_loads_never_saves() -> None:
     bench = Bench(saves=False)
     bench.planner.progress(A, chunk_ids("p", 2), 2 * CHUNK, lambda: bench.tables(2 * CHUNK))
     assert not bench.planner.step().saves
+
+
+def test_a_chunk_of_which_the_engine_keeps_no_block_is_not_saved() -> None:
+    bench = Bench()
+    tables = bench.tables(2 * CHUNK)
+    tables[0][2] = NO_BLOCK
+    bench.planner.progress(A, chunk_ids("p", 2), 2 * CHUNK, lambda: tables)
+    assert [item.ref.index for item in bench.planner.step().saves[0].items] == [0]
+
+
+def test_a_scheduler_that_plans_by_other_rules_than_the_ranks_is_an_error_at_start() -> None:
+    with pytest.raises(ConfigError, match="one configuration"):
+        Bench(hello(), rules=(PAGED, PAGED))
 
 
 # ---- every promise ends once --------------------------------------------------------------
@@ -236,6 +250,7 @@ def test_one_rank_that_fails_fails_the_load() -> None:
         ((hello(0, 2),), "1"),
         ((hello(0, 2), hello(1, 2, namespace=b"m" * 32)), "namespace"),
         ((hello(0, 2), hello(0, 2)), "ranks"),
+        ((hello(0, 2), hello(1, 2, rules=(STATE,))), "rules"),
     ],
 )
 def test_ranks_that_disagree_are_an_error_at_start(hellos, named: str) -> None:

@@ -18,6 +18,7 @@ from kvstow.clock import SystemClock
 from kvstow.codec.select import make_codec
 from kvstow.keys.ids import ChunkId, NamespaceDigest, Rank
 from kvstow.layout.geometry import BlockId, Group, GroupId, GroupKind, Layout, RegionId, Segment
+from kvstow.layout.resume import ResumeRule
 from kvstow.lifecycle.executors import ThreadExecutor
 from kvstow.lifecycle.limits import PlannerLimits
 from kvstow.lifecycle.messages import Held, Hello, RequestId
@@ -31,6 +32,7 @@ from kvstow.stores.framing import frame_bytes
 
 BLOCK_TOKENS, BLOCKS_PER_CHUNK, CHUNKS_EACH, SEGMENTS = 4, 2, 6, 2
 CHUNK_TOKENS = BLOCK_TOKENS * BLOCKS_PER_CHUNK
+RULE = ResumeRule(GroupKind.PAGED, BLOCK_TOKENS, CHUNK_TOKENS)
 NUM_BLOCKS = 2 * CHUNKS_EACH * BLOCKS_PER_CHUNK
 BLOCK_BYTES = 16384
 FRAME_BYTES = 4096 + SEGMENTS * BLOCKS_PER_CHUNK * BLOCK_BYTES
@@ -191,7 +193,7 @@ def _table(first_block: int) -> list[BlockId]:
 def _limits() -> PlannerLimits:
     return PlannerLimits(
         chunk_tokens=CHUNK_TOKENS,
-        block_tokens=(BLOCK_TOKENS,),
+        rules=(RULE,),
         loads=True,
         saves=True,
         min_load_tokens=CHUNK_TOKENS,
@@ -209,7 +211,7 @@ def _hello(held: tuple[Held, ...]) -> Hello:
         world_size=1,
         namespace=NAMESPACE,
         chunk_tokens=CHUNK_TOKENS,
-        block_tokens=(BLOCK_TOKENS,),
+        rules=(RULE,),
         frame_bytes=(FRAME_BYTES,),
         arena_slots=(ARENA_SLOTS,),
         disk_frames=(DISK_FRAMES,),

@@ -5,32 +5,22 @@ A *segment* is one tensor's share of every block of a group: where block 0's sha
 its region, how far apart blocks are, and how many bytes each block holds there. A *group* is
 the ordered segments that share a block table. A *layout* is the groups.
 
-A chunk's payload for a group is segment-major::
+A frame's payload (`kvstow.layout.resume` says which blocks are in it) is segment-major::
 
     segment 0: block 0, block 1, ... | segment 1: block 0, block 1, ... | ...
 
-so the byte offset of block ``j`` of segment ``s`` in a chunk of ``n`` blocks is
+so the byte offset of block ``j`` of segment ``s`` in a frame of ``n`` blocks is
 ``n * sum(block_bytes of segments before s) + j * block_bytes[s]``.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import NewType
-
 import msgspec
 
-GroupId = NewType("GroupId", int)
-BlockId = NewType("BlockId", int)
-RegionId = NewType("RegionId", int)
+from kvstow.layout.ids import NO_BLOCK, BlockId, GroupId, GroupKind, RegionId
+from kvstow.layout.resume import ResumeRule
 
-
-class GroupKind(StrEnum):
-    """What a resume at boundary B needs of a group (docs/design, section 3)."""
-
-    PAGED = "paged"
-    WINDOW = "window"
-    STATE = "state"
+__all__ = ["NO_BLOCK", "BlockId", "Group", "GroupId", "GroupKind", "Layout", "RegionId", "Segment"]
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -87,10 +77,16 @@ class Layout(msgspec.Struct, frozen=True):
     groups: tuple[Group, ...]
     chunk_tokens: int
 
-    def blocks_per_chunk(self, group: GroupId) -> int:
-        """Whole blocks of ``group`` in a chunk."""
-        return self.chunk_tokens // self.groups[group].block_tokens
+    def rule(self, group: GroupId) -> ResumeRule:
+        """What a resume needs of ``group``; raises ConfigError if that makes no sense."""
+        found = self.groups[group]
+        return ResumeRule(found.kind, found.block_tokens, self.chunk_tokens, found.window_tokens)
+
+    @property
+    def rules(self) -> tuple[ResumeRule, ...]:
+        """The rules of all groups, by group."""
+        return tuple(self.rule(GroupId(index)) for index in range(len(self.groups)))
 
     def payload_bytes(self, group: GroupId) -> int:
-        """Bytes of one chunk of ``group`` on this rank."""
-        return self.blocks_per_chunk(group) * self.groups[group].block_bytes
+        """Bytes of one frame's payload of ``group`` on this rank."""
+        return self.rule(group).frame_blocks * self.groups[group].block_bytes

@@ -1,4 +1,4 @@
-"""The scheduler's index: which chunks are where, in what state, pinned by whom.
+"""The scheduler's index: which frames are where, in what state, pinned by whom.
 
 It is the truth for node-local tiers: it hands out arena slots and disk places and decides what
 is evicted, so a lookup is a dictionary walk with no I/O. It runs in the scheduler's process, on
@@ -7,100 +7,16 @@ its thread, and calls nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from collections.abc import Set as AbstractSet
-from enum import Enum
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvstow.errors import ConfigError, InvariantError
 from kvstow.keys.ids import ChunkId, ChunkRef
 from kvstow.layout.geometry import GroupId
-from kvstow.lifecycle.eviction import RecencyOrder
+from kvstow.lifecycle.boundary import BoundarySearch, Denied
 from kvstow.lifecycle.inventory import adopt
 from kvstow.lifecycle.messages import NO_SLOT, Hello, Slot, Tier
+from kvstow.lifecycle.tables import Copy, Entry, GroupTable
 from kvstow.metrics import Metric, Recorder
-
-
-class Copy(Enum):
-    """The state of one tier's copy of a chunk, over all ranks together."""
-
-    NONE = 0
-    FILLING = 1
-    READY = 2
-    DOOMED = 3  # bad, but still being read: the slot is free when the last pin goes
-
-
-_GONE = (Copy.NONE, Copy.DOOMED)
-
-
-class _Entry:
-    """One chunk of one group: its copies and its pins."""
-
-    __slots__ = ("arena", "disk", "pins", "promoting", "ref", "slot")
-
-    def __init__(self, ref: ChunkRef) -> None:
-        self.ref = ref
-        self.slot: Slot = NO_SLOT
-        self.arena = Copy.NONE
-        self.disk = Copy.NONE
-        self.promoting = False
-        self.pins = 0
-
-
-class _GroupTable:
-    """All chunks of one group."""
-
-    def __init__(self, group: GroupId, slots: int, disk_frames: int) -> None:
-        self.group = group
-        self.entries: dict[ChunkId, _Entry] = {}
-        # By parent, whether or not the parent is here: one that was dropped may come back.
-        self.followers: dict[ChunkId, int] = {}
-        self.free_slots = [Slot(slot) for slot in range(slots - 1, -1, -1)]
-        self.slots = slots
-        self.disk_frames_max = disk_frames
-        self.disk_frames = 0
-        self.arena_order = RecencyOrder()
-        self.disk_order = RecencyOrder()
-        self.quarantined: dict[Slot, int] = {}
-
-    def entry(self, ref: ChunkRef) -> _Entry:
-        """The entry of ``ref``, made if it is not there."""
-        entry = self.entries.get(ref.chunk)
-        if entry is None:
-            entry = _Entry(ref)
-            self.entries[ref.chunk] = entry
-            self.followers[ref.parent] = self.followers.get(ref.parent, 0) + 1
-        return entry
-
-    def forget_if_empty(self, entry: _Entry) -> None:
-        """Delete an entry that has no copy left."""
-        if entry.arena is not Copy.NONE or entry.disk is not Copy.NONE or entry.pins:
-            return
-        del self.entries[entry.ref.chunk]
-        left = self.followers[entry.ref.parent] - 1
-        if left:
-            self.followers[entry.ref.parent] = left
-        else:
-            del self.followers[entry.ref.parent]
-
-    def may_leave_arena(self, chunk: ChunkId) -> bool:
-        """Not pinned, and not the last copy of a chunk that others follow."""
-        entry = self.entries[chunk]
-        return not entry.pins and (entry.disk is Copy.READY or chunk not in self.followers)
-
-    def may_leave_disk(self, chunk: ChunkId) -> bool:
-        """Not pinned, and not the last copy of a chunk that others follow."""
-        entry = self.entries[chunk]
-        return not entry.pins and (entry.arena is Copy.READY or chunk not in self.followers)
-
-    def release_slot(self, entry: _Entry, busy_ranks: int = 0) -> None:
-        """Take the arena copy from ``entry``; its slot is free, or waits for ``busy_ranks``."""
-        if busy_ranks:
-            self.quarantined[entry.slot] = busy_ranks
-        else:
-            self.free_slots.append(entry.slot)
-        entry.slot = NO_SLOT
-        entry.arena = Copy.NONE
-        entry.promoting = False
 
 
 class Directory:
@@ -112,7 +28,7 @@ class Directory:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._tables: list[_GroupTable] = []
+        self._tables: list[GroupTable] = []
         self._removes: list[ChunkRef] = []
         self._world_size = 0
         self.disk_usable = True
@@ -142,58 +58,40 @@ class Directory:
         """
         _check_agreement(hellos)
         self._world_size = len(hellos)
-        for index in range(len(hellos[0].frame_bytes)):
-            group = GroupId(index)
+        adoptions = adopt(hellos)
+        for index, rule in enumerate(hellos[0].rules):
             slots = min(hello.arena_slots[index] for hello in hellos)
             frames = min(hello.disk_frames[index] for hello in hellos)
-            table = _GroupTable(group, slots, frames)
-            adoption = adopt(hellos, group, frames)
-            for ref in adoption.keep:
+            table = GroupTable(GroupId(index), rule, slots, frames)
+            for ref in adoptions[index].keep:
                 table.entry(ref).disk = Copy.READY
                 table.disk_order.add(ref.chunk)
-            table.disk_frames = len(adoption.keep)
-            self._removes.extend(adoption.remove)
+            table.disk_frames = len(adoptions[index].keep)
+            self._removes.extend(adoptions[index].remove)
             self._tables.append(table)
 
     # ---- lookup ------------------------------------------------------------------------
 
     def held_until(
-        self, chunks: Sequence[ChunkId], start: int, stop: int, denied: AbstractSet[ChunkId]
+        self, chunks: Sequence[ChunkId], start: int, stop: int, denied: Denied
     ) -> tuple[int, bool]:
-        """How far ``chunks[start:stop]`` can be loaded, in every group.
+        """The largest boundary up to ``stop`` at which every group has what it needs.
+
+        What lies before chunk ``start`` is the engine's own and not asked for; the image of a
+        STATE group at the boundary always is.
 
         Returns:
-            The index after the last loadable chunk, and whether the next one is on its way
-            from disk into the arena (ask again). Changes nothing.
+            The boundary, in chunks, ``start`` if there is none above it; and whether it would be
+            larger if the copies on their way from disk into the arena were there (ask again).
+            Changes nothing.
         """
-        # A long prompt walks this loop hundreds of times: a name looked up once is not looked up there.
-        ready, disk_usable = Copy.READY, self.disk_usable
-        for table in self._tables:
-            find = table.entries.get
-            index = start
-            for chunk in chunks[start:stop]:
-                entry = find(chunk)
-                if entry is None or (denied and chunk in denied):
-                    break
-                if entry.arena is not ready and not (
-                    disk_usable and entry.disk is ready and not entry.promoting
-                ):
-                    break
-                index += 1
-            stop = index
-        pending = stop < len(chunks) and any(
-            (entry := table.entries.get(chunks[stop])) is not None and entry.promoting
-            for table in self._tables
-        )
-        return stop, pending
+        search = BoundarySearch(self._tables, chunks, start, denied, disk_usable=self.disk_usable)
+        return search.run(stop)
 
-    def is_kept(self, chunk: ChunkId) -> bool:
-        """Whether every group has a copy of ``chunk``, or one being made."""
-        for table in self._tables:
-            entry = table.entries.get(chunk)
-            if entry is None or (entry.arena in _GONE and entry.disk in _GONE):
-                return False
-        return True
+    def is_kept(self, group: GroupId, chunk: ChunkId) -> bool:
+        """Whether ``group`` has a copy of the frame that ``chunk`` names, or one being made."""
+        entry = self._tables[group].entries.get(chunk)
+        return entry is not None and not entry.is_gone
 
     def tier_of(self, ref: ChunkRef) -> Tier | None:
         """The fastest tier with a READY copy of ``ref``."""
@@ -211,11 +109,11 @@ class Directory:
 
     # ---- pins and recency --------------------------------------------------------------
 
-    def pin_prefix(self, chunks: Sequence[ChunkId], stop: int) -> list[ChunkRef]:
-        """Keep what exists of ``chunks[:stop]`` from eviction; undo with `unpin`."""
+    def pin(self, chunks: Sequence[ChunkId], boundary: int) -> list[ChunkRef]:
+        """Keep what exists of what a resume at ``boundary`` needs from eviction; undo with `unpin`."""
         pinned: list[ChunkRef] = []
-        for table in self._tables:
-            for chunk in chunks[:stop]:
+        for table, needed in self._needed(chunks, boundary):
+            for chunk in needed:
                 entry = table.entries.get(chunk)
                 if entry is not None:
                     entry.pins += 1
@@ -223,7 +121,7 @@ class Directory:
         return pinned
 
     def unpin(self, refs: Iterable[ChunkRef]) -> None:
-        """Undo one `pin_prefix`."""
+        """Undo one `pin`."""
         for ref in refs:
             table = self._tables[ref.group]
             entry = table.entries.get(ref.chunk)
@@ -234,10 +132,13 @@ class Directory:
                 table.release_slot(entry)
             table.forget_if_empty(entry)
 
-    def touch_prefix(self, chunks: Sequence[ChunkId], stop: int) -> None:
-        """Note that ``chunks[:stop]`` were used together."""
-        deepest_first = chunks[stop - 1 :: -1] if stop else ()
-        for table in self._tables:
+    def touch(self, chunks: Sequence[ChunkId], boundary: int) -> None:
+        """Note that what a resume at ``boundary`` needs was used together.
+
+        Windows and images of other boundaries are not touched: those that nobody resumes at age.
+        """
+        for table, needed in self._needed(chunks, boundary):
+            deepest_first = needed[::-1]
             table.arena_order.touch_prefix(deepest_first)
             table.disk_order.touch_prefix(deepest_first)
 
@@ -286,12 +187,7 @@ class Directory:
 
     def slot_freed(self, group: GroupId, slot: Slot) -> None:
         """A reader that kept ``slot`` busy on one rank came back."""
-        table = self._tables[group]
-        left = table.quarantined.get(slot, 0) - 1
-        if left > 0:
-            table.quarantined[slot] = left
-        elif table.quarantined.pop(slot, None) is not None:
-            table.free_slots.append(slot)
+        self._tables[group].slot_freed(slot)
 
     # ---- disk space --------------------------------------------------------------------
 
@@ -342,7 +238,7 @@ class Directory:
                 entry.arena = Copy.DOOMED
             else:
                 table.release_slot(entry)
-        table.forget_if_empty(entry)
+        self._left(table, entry)
 
     def forget_all(self) -> bool:
         """Drop every copy that nobody uses; whether nothing is left."""
@@ -379,44 +275,81 @@ class Directory:
         """All pins held; 0 when nothing is in flight."""
         return sum(entry.pins for table in self._tables for entry in table.entries.values())
 
+    def filling(self) -> int:
+        """All copies that are being made, in all groups and tiers; 0 when nothing is in flight."""
+        return sum(
+            (entry.arena is Copy.FILLING) + (entry.disk is Copy.FILLING)
+            for table in self._tables
+            for entry in table.entries.values()
+        )
+
     # ---- inside ------------------------------------------------------------------------
 
-    def _evict_arena(self, table: _GroupTable) -> bool:
+    def _needed(
+        self, chunks: Sequence[ChunkId], boundary: int
+    ) -> Iterator[tuple[GroupTable, Sequence[ChunkId]]]:
+        """What a resume at ``boundary`` needs of each group; nothing at boundary 0."""
+        for table in self._tables:
+            needed = table.rule.needed(boundary)
+            yield table, chunks[needed.start : needed.stop]
+
+    def _evict_arena(self, table: GroupTable) -> bool:
         victim = table.arena_order.victim(table.may_leave_arena)
         if victim is None:
             return False
         entry = table.entries[victim]
         table.arena_order.discard(victim)
         table.release_slot(entry)
-        table.forget_if_empty(entry)
+        self._left(table, entry)
         self._recorder.count(Metric.EVICTED_ARENA)
         return True
 
-    def _evict_disk(self, table: _GroupTable) -> bool:
+    def _evict_disk(self, table: GroupTable) -> bool:
         victim = table.disk_order.victim(table.may_leave_disk)
         if victim is None:
             return False
         entry = table.entries[victim]
         self._drop_disk(table, entry)
-        table.forget_if_empty(entry)
+        self._left(table, entry)
         self._recorder.count(Metric.EVICTED_DISK)
         return True
 
-    def _drop_disk(self, table: _GroupTable, entry: _Entry) -> None:
+    def _left(self, table: GroupTable, entry: Entry) -> None:
+        """A copy of ``entry`` was given up."""
+        table.forget_if_empty(entry)
+        if not table.is_paged or not entry.is_gone:
+            return
+        # The windows and images that the lost chunk names serve no boundary any more: each one
+        # that needs them lies past the chunk. Those that later chunks name need no look: a
+        # chunk is evicted after all that follow it, and when a bad one is dropped from under
+        # them, it may be saved again, and they are of use as before.
+        chunk = entry.ref.chunk
+        for other in self._tables:
+            companion = None if other.is_paged else other.entries.get(chunk)
+            if companion is None or not companion.is_idle:
+                continue
+            if companion.arena is Copy.READY:
+                other.arena_order.discard(chunk)
+                other.release_slot(companion)
+            if companion.disk is Copy.READY:
+                self._drop_disk(other, companion)
+            other.forget_if_empty(companion)
+
+    def _drop_disk(self, table: GroupTable, entry: Entry) -> None:
         table.disk_order.discard(entry.ref.chunk)
         table.disk_frames -= 1
         entry.disk = Copy.NONE
         self._removes.append(entry.ref)
 
     @staticmethod
-    def _filling_arena(table: _GroupTable, ref: ChunkRef) -> _Entry:
+    def _filling_arena(table: GroupTable, ref: ChunkRef) -> Entry:
         entry = table.entries.get(ref.chunk)
         if entry is None or entry.arena is not Copy.FILLING:
             raise InvariantError(f"chunk {ref.chunk.hex()[:16]} ends an arena copy that never began")
         return entry
 
     @staticmethod
-    def _filling_disk(table: _GroupTable, ref: ChunkRef) -> _Entry:
+    def _filling_disk(table: GroupTable, ref: ChunkRef) -> Entry:
         entry = table.entries.get(ref.chunk)
         if entry is None or entry.disk is not Copy.FILLING:
             raise InvariantError(f"chunk {ref.chunk.hex()[:16]} ends a disk copy that never began")
@@ -432,7 +365,7 @@ def _check_agreement(hellos: Sequence[Hello]) -> None:
         raise ConfigError(
             f"ranks {ranks} said hello, the engine has {first.world_size}: 0..{first.world_size - 1}"
         )
-    for name in ("namespace", "chunk_tokens", "block_tokens", "version"):
+    for name in ("namespace", "chunk_tokens", "rules", "version"):
         for hello in hellos[1:]:
             mine, theirs = getattr(first, name), getattr(hello, name)
             if mine != theirs:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from kvstow.clock import Clock
 from kvstow.keys.ids import ChunkRef, Rank
-from kvstow.layout.geometry import GroupId
+from kvstow.layout.geometry import NO_BLOCK, GroupId, GroupKind
 from kvstow.lifecycle.directory import Directory
 from kvstow.lifecycle.ledger import LoadLedger
 from kvstow.lifecycle.limits import BlockTables, PlannerLimits
@@ -56,6 +56,10 @@ class LoadPlanner:
         self._disk_degraded_until_s = float("-inf")
         self._orders: list[LoadJob] = []
         self._abandons: list[JobId] = []
+        # A chunk's frames in further groups bring the same tokens, and are not counted again.
+        self._counted = next(
+            (GroupId(i) for i, rule in enumerate(limits.rules) if rule.kind is GroupKind.PAGED), None
+        )
 
     def match(self, request: TrackedRequest, num_tokens: int, computed: int) -> Match:
         """How many tokens beyond ``computed`` would be loaded; promised if it is a hit."""
@@ -102,7 +106,7 @@ class LoadPlanner:
         aligned = boundary % self._limits.chunk_tokens == 0
         if request.phase is Phase.PROMISED and boundary <= request.boundary and aligned:
             stop = boundary // self._limits.chunk_tokens
-            pinned = self._directory.pin_prefix(request.chunks, stop)
+            pinned = self._directory.pin(request.chunks, stop)
             items = self._load_items(request, blocks, stop)
         if not items:
             self._recorder.count(Metric.REFUSED_PROMISES)
@@ -124,8 +128,8 @@ class LoadPlanner:
         tokens = dict.fromkeys(Tier, 0)
         for run in self._runs.values():
             if run.request is request:
-                for item in run.items:
-                    tokens[item.source] += self._tokens_of(item)
+                for tier, count in self._by_tier(run).items():
+                    tokens[tier] += count
         return tokens
 
     def take_orders(self) -> tuple[LoadJob, ...]:
@@ -177,26 +181,39 @@ class LoadPlanner:
         self.refresh_disk()
 
     def _load_items(self, request: TrackedRequest, blocks: BlockTables, stop: int) -> tuple[LoadItem, ...]:
-        """Orders for the chunks from the floor to chunk ``stop``, or () if one is gone."""
-        start = request.floor // self._limits.chunk_tokens
-        refs = [
-            request.ref(group, index) for index in range(start, stop) for group in self._directory.group_ids
-        ]
-        tiers = [self._directory.tier_of(ref) for ref in refs]
-        if None in tiers or not self._limits.blocks_reach(blocks, stop):
+        """Orders for what a resume at boundary ``stop`` needs beyond the floor, or () if one is gone."""
+        rules, floor = self._limits.rules, request.floor
+        if len(blocks) != len(rules):
             return ()
-        items = []
-        for ref, tier in zip(refs, tiers, strict=True):
-            if tier is Tier.ARENA:
-                slot = self._directory.slot_of(ref)
-            else:
-                slot = self._directory.reserve_arena(ref, promoting=True)
-            block_tokens = self._limits.block_tokens[ref.group]
-            skip = max(0, (request.floor - ref.index * self._limits.chunk_tokens) // block_tokens)
-            items.append(
-                LoadItem(ref, tier or Tier.ARENA, slot, self._limits.chunk_blocks(blocks, ref), skip)
-            )
-        return tuple(items)
+        start = floor // self._limits.chunk_tokens
+        places = sorted(
+            (index, group)
+            for group in self._directory.group_ids
+            for index in rules[group].needed(stop)
+            if index >= start
+        )
+        items: list[LoadItem] = []
+        for index, group in places:
+            rule = rules[group]
+            frame = rule.frame_table(blocks[group], index)
+            skip = rule.blocks_below(index, floor)
+            if rule.kind is GroupKind.WINDOW:
+                while skip < len(frame) and frame[skip] == NO_BLOCK:
+                    skip += 1
+            if len(frame) < rule.frame_blocks or NO_BLOCK in frame[skip:]:
+                return ()
+            if skip < len(frame):
+                ref = request.ref(group, index)
+                tier = self._directory.tier_of(ref)
+                if tier is None:
+                    return ()
+                items.append(LoadItem(ref, tier, self._directory.slot_of(ref), frame, skip))
+        # Slots for what comes from disk only now: nothing that is ordered to fail may keep one.
+        return tuple(self._promoted(item) if item.source is Tier.DISK else item for item in items)
+
+    def _promoted(self, item: LoadItem) -> LoadItem:
+        slot = self._directory.reserve_arena(item.ref, promoting=True)
+        return LoadItem(item.ref, item.source, slot, item.blocks, item.skip_blocks)
 
     def _end(self, job: JobId, run: LoadRun) -> None:
         del self._runs[job]
@@ -204,7 +221,6 @@ class LoadPlanner:
         request, directory = run.request, self._directory
         failed = bool(run.faults) or run.refused or not run.items
         directory.unpin(run.pinned)
-        loaded = {Tier.ARENA: 0, Tier.DISK: 0}
         for index, item in enumerate(run.items):
             fault = run.faults.get(index)
             if item.source is Tier.DISK and item.slot != NO_SLOT:
@@ -219,27 +235,32 @@ class LoadPlanner:
             if fault in (Fault.TIMEOUT, Fault.UNAVAILABLE) and item.source is Tier.DISK:
                 self._degrade_disk()
             if fault is not None and fault is not Fault.CANCELLED:
-                request.denied.add(item.ref.chunk)
-            loaded[item.source] += self._tokens_of(item)
+                request.deny(item.ref.group, item.ref.chunk)
         if failed:
-            # With no item to blame, none of them is promised to this request again.
             if not set(run.faults.values()) - {Fault.CANCELLED}:
-                chunk_tokens = self._limits.chunk_tokens
-                first, stop = request.floor // chunk_tokens, -(-request.boundary // chunk_tokens)
-                request.denied.update(request.chunks[first:stop])
+                self._deny_all(run)
             self._failed(job, run)
         else:
-            directory.touch_prefix(request.chunks, request.boundary // self._limits.chunk_tokens)
+            directory.touch(request.chunks, run.boundary // self._limits.chunk_tokens)
+            loaded = self._by_tier(run)
             self._recorder.count(Metric.LOADED_TOKENS_ARENA, loaded[Tier.ARENA])
             self._recorder.count(Metric.LOADED_TOKENS_DISK, loaded[Tier.DISK])
         if request.phase is Phase.LOADING:
             request.phase = Phase.FAILED if failed else Phase.LOADED
 
+    def _deny_all(self, run: LoadRun) -> None:
+        """With no item to blame, none of the load's frames is promised to its request again."""
+        chunk_tokens, chunks = self._limits.chunk_tokens, run.request.chunks
+        start, stop = run.floor // chunk_tokens, -(-run.boundary // chunk_tokens)
+        for group, rule in enumerate(self._limits.rules):
+            needed = rule.needed(stop)
+            for chunk in chunks[max(start, needed.start) : stop]:
+                run.request.deny(GroupId(group), chunk)
+
     def _failed(self, job: JobId, run: LoadRun) -> None:
         request = run.request
-        tokens = request.boundary - request.floor
         self._recorder.count(Metric.LOAD_FAILED)
-        self._recorder.count(Metric.LOAD_FAILED_TOKENS, tokens)
+        self._recorder.count(Metric.LOAD_FAILED_TOKENS, run.tokens)
         faults = sorted({fault.value for fault in run.faults.values()}) or ["refused"]
         if Fault.TIMEOUT.value in faults:
             self._recorder.count(Metric.LOAD_TIMEOUTS)
@@ -251,8 +272,8 @@ class LoadPlanner:
             ", ".join(faults),
             len(run.faults),
             len(run.items),
-            tokens,
-            request.floor,
+            run.tokens,
+            run.floor,
         )
 
     def _expire(self) -> None:
@@ -274,8 +295,18 @@ class LoadPlanner:
             run.refused = True
             self._end(job, run)
 
-    def _tokens_of(self, item: LoadItem) -> int:
-        """Tokens an item brings; a chunk's frames in further groups are the same tokens."""
-        if item.ref.group != self._directory.group_ids[0]:
-            return 0
-        return self._limits.chunk_tokens - item.skip_blocks * self._limits.block_tokens[item.ref.group]
+    def _by_tier(self, run: LoadRun) -> dict[Tier, int]:
+        """The tokens of a load by the tier they come from; together all of them, if it is issued."""
+        tokens = dict.fromkeys(Tier, 0)
+        if self._counted is None:
+            # No frame stands for tokens of its own: they are there when the slowest has come.
+            sources = {item.source for item in run.items}
+            if sources:
+                tokens[Tier.DISK if Tier.DISK in sources else Tier.ARENA] = run.tokens
+            return tokens
+        chunk_tokens = self._limits.chunk_tokens
+        for item in run.items:
+            if item.ref.group == self._counted:
+                first = item.ref.index * chunk_tokens
+                tokens[item.source] += first + chunk_tokens - max(first, run.floor)
+        return tokens

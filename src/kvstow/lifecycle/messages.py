@@ -13,6 +13,7 @@ import msgspec
 
 from kvstow.keys.ids import ChunkRef, NamespaceDigest, Rank
 from kvstow.layout.geometry import BlockId, GroupId
+from kvstow.layout.resume import ResumeRule
 
 RequestId = NewType("RequestId", str)
 JobId = NewType("JobId", int)
@@ -45,7 +46,7 @@ class Hello(msgspec.Struct, frozen=True):
         world_size: how many ranks the engine has.
         namespace: digest of all that must agree, without the rank.
         chunk_tokens: tokens per chunk.
-        block_tokens: tokens per block, by group.
+        rules: what a resume needs, by group.
         frame_bytes: bytes of one frame on this rank, by group.
         arena_slots: frames that this rank's arena holds, by group.
         disk_frames: frames that this rank's disk budget holds, by group; 0 without a disk.
@@ -57,12 +58,27 @@ class Hello(msgspec.Struct, frozen=True):
     world_size: int
     namespace: NamespaceDigest
     chunk_tokens: int
-    block_tokens: tuple[int, ...]
+    rules: tuple[ResumeRule, ...]
     frame_bytes: tuple[int, ...]
     arena_slots: tuple[int, ...]
     disk_frames: tuple[int, ...]
     inventory: tuple[Held, ...]
     version: str
+
+
+class ImageOffer(msgspec.Struct, frozen=True):
+    """The engine's word that a block is about to hold an image.
+
+    Attributes:
+        group: a STATE group.
+        boundary: in tokens.
+        block: holds the group's state exactly at ``boundary`` once the forward of this step has
+            run; the engine may change it in any later step.
+    """
+
+    group: GroupId
+    boundary: int
+    block: BlockId
 
 
 class LoadItem(msgspec.Struct, frozen=True):
@@ -73,8 +89,9 @@ class LoadItem(msgspec.Struct, frozen=True):
         source: the tier to read.
         slot: ARENA: the slot that holds it. DISK: the slot to fill on the way, or `NO_SLOT`
             to read through a buffer of the worker's own.
-        blocks: the chunk's blocks, in order.
-        skip_blocks: so many of them lie under the engine's floor and stay untouched.
+        blocks: the frame's blocks, in order.
+        skip_blocks: so many of them, the first ones, stay untouched: they lie under the engine's
+            floor, or are `NO_BLOCK` because they lie before its window.
     """
 
     ref: ChunkRef
@@ -93,7 +110,7 @@ class LoadJob(msgspec.Struct, frozen=True):
 
 
 class SaveItem(msgspec.Struct, frozen=True):
-    """One chunk to copy out of blocks into an arena slot.
+    """One frame to copy out of blocks into an arena slot.
 
     Attributes:
         write: the job of its copy to disk, which follows, or `NO_JOB`.
@@ -106,7 +123,7 @@ class SaveItem(msgspec.Struct, frozen=True):
 
 
 class SaveJob(msgspec.Struct, frozen=True):
-    """Chunks of one request to save, in prefix order."""
+    """Frames of one request to save, in prefix order."""
 
     job: JobId
     request: RequestId
@@ -134,6 +151,8 @@ class WorkOrder(msgspec.Struct, frozen=True):
     Attributes:
         removes: frames to delete from disk, before anything else.
         saves, loads, writes: new jobs.
+        snapshots: saves whose blocks the engine may drop or change after this step: they are
+            copied before the worker gives the step back, so they hold no block.
         fences: save jobs whose source blocks the engine is about to reuse: cancel what has
             not begun and wait for the copy that has, before the step's forward.
         abandons: load jobs to report as failed now, known or not.
@@ -142,6 +161,7 @@ class WorkOrder(msgspec.Struct, frozen=True):
 
     removes: tuple[ChunkRef, ...] = ()
     saves: tuple[SaveJob, ...] = ()
+    snapshots: tuple[SaveJob, ...] = ()
     loads: tuple[LoadJob, ...] = ()
     writes: tuple[WriteItem, ...] = ()
     fences: tuple[JobId, ...] = ()

@@ -1,6 +1,6 @@
 """Decides what is promised, loaded, saved and written; does nothing itself.
 
-Events come in (match, allocated, progress, finished, preempted, report), orders go out
+Events come in (match, allocated, progress, snapshot, finished, preempted, report), orders go out
 (`Planner.step`). No thread, no I/O, an injected clock; it lives on the scheduler's thread.
 """
 
@@ -10,13 +10,16 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from kvstow.clock import Clock
+from kvstow.errors import ConfigError
 from kvstow.keys.ids import ChunkId
 from kvstow.lifecycle.directory import Directory
 from kvstow.lifecycle.limits import BlockTables, PlannerLimits
 from kvstow.lifecycle.loading import LoadPlanner
-from kvstow.lifecycle.messages import Hello, Hold, JobId, Report, RequestId, Tier, WorkOrder
+from kvstow.lifecycle.messages import Hello, Hold, ImageOffer, JobId, Report, RequestId, Tier, WorkOrder
 from kvstow.lifecycle.requests import Match, Phase, TrackedRequest
 from kvstow.lifecycle.saving import SavePlanner
+from kvstow.lifecycle.snapshots import SnapshotPlanner
+from kvstow.lifecycle.writing import WritePlanner
 from kvstow.metrics import Recorder
 
 
@@ -35,7 +38,9 @@ class Planner:
         self.directory = Directory(recorder)
         jobs = itertools.count(1)
         self._loads = LoadPlanner(limits, self.directory, clock, recorder, jobs)
-        self._saves = SavePlanner(limits, self.directory, clock, recorder, jobs)
+        self._writes = WritePlanner(limits, self.directory, clock, recorder, jobs)
+        self._saves = SavePlanner(limits, self.directory, self._writes, recorder, jobs)
+        self._snapshots = SnapshotPlanner(limits, self.directory, self._writes, recorder, jobs)
         self._requests: dict[RequestId, TrackedRequest] = {}
         self._generations = 0
         self._fences: list[JobId] = []
@@ -43,9 +48,15 @@ class Planner:
         self._holding: set[JobId] = set()
 
     def open(self, hellos: Sequence[Hello]) -> None:
-        """Start with what every rank said; raises ConfigError if they disagree."""
+        """Start with what every rank said; raises ConfigError if they disagree, or with the limits."""
         self.directory.open(hellos)
-        self._saves.open()
+        first = hellos[0]
+        if (first.chunk_tokens, first.rules) != (self._limits.chunk_tokens, self._limits.rules):
+            raise ConfigError(
+                f"the ranks keep chunks of {first.chunk_tokens} tokens by {first.rules}, the scheduler plans "
+                f"{self._limits.chunk_tokens} by {self._limits.rules}; start all with one configuration"
+            )
+        self._writes.open()
 
     # ---- events from the engine --------------------------------------------------------
 
@@ -88,6 +99,8 @@ class Planner:
     ) -> None:
         """``computed`` tokens of the request are in its blocks and final: save what is not kept.
 
+        Of PAGED groups only: what the others hold is gone by then, see `snapshot`.
+
         Args:
             request_id: the engine's id.
             chunks: ids of all whole chunks of the known tokens.
@@ -102,15 +115,47 @@ class Planner:
         if self._saves.find_unsaved(request, computed):
             self._saves.save(request, computed, blocks())
 
+    def snapshot(
+        self,
+        request_id: RequestId,
+        chunks: Sequence[ChunkId],
+        computed: int,
+        blocks: Callable[[], BlockTables],
+        images: Sequence[ImageOffer] = (),
+    ) -> None:
+        """This step's forward leaves ``computed`` final tokens in the request's blocks.
+
+        Orders copies, in the same step, of what the engine may not have any more in the next: the
+        WINDOW chunks that end by then, and the images offered. To be called between the events
+        of a scheduling pass and its `step`.
+
+        Args:
+            request_id: the engine's id.
+            chunks: ids of all whole chunks of the known tokens.
+            computed: tokens that are computed when the forward has run.
+            blocks: gives the block tables; called only when a window chunk is to be saved.
+            images: the states that the forward leaves in blocks. One that is not at the end of
+                a chunk cannot be named, and is counted and not kept.
+        """
+        if not self._limits.saves or not self.directory.is_open:
+            return
+        request = self._tracked(request_id, chunks)
+        if request.phase is not Phase.LOADING:
+            self._snapshots.snapshot(request, computed, blocks, images)
+
     def finished(self, request_id: RequestId) -> bool:
         """The engine is done with the request.
 
         Returns:
             Whether its blocks must stay until a worker reports the request as sent: a save
-            reads them. Never while a load writes them (the load's own end frees them).
+            reads them. Never while a load writes them (the load's own end frees them), and
+            never for a snapshot: one that is not ordered yet is dropped.
         """
         request = self._requests.pop(request_id, None)
-        if request is None or not request.save_jobs or request.phase is Phase.LOADING:
+        if request is None:
+            return False
+        self._snapshots.drop_orders(request)
+        if not request.save_jobs or request.phase is Phase.LOADING:
             # Saves of a request that loads are of blocks it had before it was preempted.
             return False
         self._holds.append(Hold(request_id, tuple(sorted(request.save_jobs))))
@@ -122,6 +167,11 @@ class Planner:
         request = self._requests.get(request_id)
         if request is None:
             return
+        # A fence stops a copy that a worker knows of. One that it does not know yet would be
+        # of whatever the engine puts there next.
+        self._saves.drop_orders(request)
+        self._snapshots.drop_orders(request)
+        request.next_window.clear()
         self._fences.extend(sorted(request.save_jobs))
         if request.phase is not Phase.LOADING:
             request.phase = Phase.NEW
@@ -133,7 +183,7 @@ class Planner:
 
     def forget_all(self) -> bool:
         """Drop everything that no job uses; whether nothing is left. Files go with the next step."""
-        self._saves.forget_unwritten()
+        self._writes.forget_waiting()
         return self.directory.forget_all()
 
     def is_saving(self, request_id: RequestId) -> bool:
@@ -143,7 +193,7 @@ class Planner:
 
     @property
     def saves_in_flight(self) -> bool:
-        """Whether any copy out of blocks is in flight."""
+        """Whether any copy out of blocks that must stay for it is in flight."""
         return self._saves.in_flight
 
     @property
@@ -154,7 +204,7 @@ class Planner:
     @property
     def wants_steps(self) -> bool:
         """Whether steps are needed though no request is: frames wait to be ordered to disk."""
-        return self._saves.has_unwritten
+        return self._writes.has_waiting
 
     def phase_of(self, request_id: RequestId) -> Phase | None:
         """The request's phase, or None if it is not known (any more)."""
@@ -166,12 +216,14 @@ class Planner:
     def step(self) -> WorkOrder:
         """Everything that every rank is to do now; each order is given once."""
         self._loads.refresh_disk()
-        # Before the removals are taken: both may order some.
+        # Before the removals are taken: all of these may order some.
         abandons = self._loads.take_abandons()
-        writes = self._saves.take_writes()
+        writes = self._writes.take()
+        saves, snapshots = self._saves.take_orders(), self._snapshots.take_orders()
         order = WorkOrder(
             removes=self.directory.take_removes(),
-            saves=self._saves.take_orders(),
+            saves=saves,
+            snapshots=snapshots,
             loads=self._loads.take_orders(),
             writes=writes,
             fences=tuple(self._fences),
@@ -187,10 +239,11 @@ class Planner:
     def report(self, report: Report) -> None:
         """Take in what ended on one rank. A late report changes nothing."""
         for save in report.saves:
-            ended = self._saves.save_reported(report.rank, save)
-            if ended is not None:
-                self._holding.discard(ended)
-        self._saves.writes_reported(report.rank, report.writes)
+            if save.job in self._snapshots:
+                self._snapshots.reported(report.rank, save)
+            elif self._saves.reported(report.rank, save):
+                self._holding.discard(save.job)
+        self._writes.reported(report.rank, report.writes)
         for load in report.loads:
             self._loads.reported(report.rank, load)
         for group, slot in report.freed:

@@ -52,6 +52,7 @@ class TrackedRequest:
         "floor",
         "generation",
         "next_save",
+        "next_window",
         "phase",
         "request_id",
         "save_jobs",
@@ -64,8 +65,10 @@ class TrackedRequest:
         self.chunks: Sequence[ChunkId] = ()
         self.floor = 0
         self.boundary = 0
-        self.denied: set[ChunkId] = set()
+        # By group: an image that is bad says nothing about the chunk of the same id.
+        self.denied: dict[GroupId, set[ChunkId]] = {}
         self.next_save = 0
+        self.next_window: dict[GroupId, int] = {}
         self.save_jobs: set[JobId] = set()
 
     def ref(self, group: GroupId, index: int) -> ChunkRef:
@@ -73,16 +76,33 @@ class TrackedRequest:
         parent = self.chunks[index - 1] if index else ROOT_CHUNK
         return ChunkRef(group, index, self.chunks[index], parent)
 
+    def deny(self, group: GroupId, chunk: ChunkId) -> None:
+        """Never promise this frame to the request again."""
+        self.denied.setdefault(group, set()).add(chunk)
+
 
 class LoadRun:
-    """A load that some rank has not reported yet."""
+    """A load that some rank has not reported yet, of the tokens from ``floor`` to ``boundary``."""
 
-    __slots__ = ("abandoned", "busy", "faults", "items", "pinned", "refused", "request", "waiting")
+    __slots__ = (
+        "abandoned",
+        "boundary",
+        "busy",
+        "faults",
+        "floor",
+        "items",
+        "pinned",
+        "refused",
+        "request",
+        "waiting",
+    )
 
     def __init__(
         self, request: TrackedRequest, items: tuple[LoadItem, ...], pinned: list[ChunkRef], ranks: int
     ) -> None:
         self.request = request
+        self.floor = request.floor
+        self.boundary = request.boundary
         self.items = items
         self.pinned = pinned
         self.waiting = {Rank(rank) for rank in range(ranks)}
@@ -90,6 +110,11 @@ class LoadRun:
         self.busy: dict[tuple[GroupId, Slot], int] = {}
         self.refused = False
         self.abandoned = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens promised."""
+        return self.boundary - self.floor
 
 
 class SaveRun:
@@ -111,6 +136,11 @@ class SaveRun:
         self.stop = stop
         self.waiting = {Rank(rank) for rank in range(ranks)}
         self.failed: set[int] = set()
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks it saves, in whatever groups."""
+        return len({item.ref.chunk for item in self.items})
 
 
 class WriteRun:

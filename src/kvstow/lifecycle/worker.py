@@ -3,6 +3,7 @@
 ::
 
     saver    gather blocks -> arena slot, seal           then hand the slot to the writer
+             (a snapshot is gathered on the engine's thread, and only sealed here)
     loader   arena slot -> verify -> scatter to blocks
     readers  disk -> slot or staging frame -> verify -> scatter to blocks
     writer   removes, and arena slot -> disk, in the order they came
@@ -18,20 +19,14 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TypeVar
-
-import msgspec
 
 from kvstow.clock import Clock
 from kvstow.codec.base import Codec
 from kvstow.errors import CorruptFrameError, StoreError
-from kvstow.keys.chain import frame_key
-from kvstow.keys.ids import ChunkRef, NamespaceDigest, Rank
+from kvstow.keys.ids import NamespaceDigest, Rank
 from kvstow.layout.geometry import GroupId, Layout
-from kvstow.lifecycle.executors import Executor
 from kvstow.lifecycle.ledger import LoadLedger
 from kvstow.lifecycle.messages import (
-    NO_JOB,
     NO_SLOT,
     Fault,
     Hold,
@@ -41,49 +36,22 @@ from kvstow.lifecycle.messages import (
     LoadReport,
     Report,
     RequestId,
-    SaveItem,
-    SaveJob,
-    SaveReport,
     Slot,
     Tier,
     WorkOrder,
-    WriteItem,
-    WriteReport,
 )
-from kvstow.lifecycle.transfers import LoadTransfer, SaveTransfer
+from kvstow.lifecycle.names import FrameNames, shown
+from kvstow.lifecycle.parts import Executors, Parts, WorkerLimits
+from kvstow.lifecycle.saver import Saver, drain
+from kvstow.lifecycle.transfers import LoadTransfer
 from kvstow.metrics import Metric, OnceLogger, Recorder
 from kvstow.stores.arena import Arena
-from kvstow.stores.base import FrameName, Store
-from kvstow.stores.framing import FrameIdentity, FrameKind, open_frame, payload_of, seal
+from kvstow.stores.base import Store
+from kvstow.stores.framing import open_frame
+
+__all__ = ["Executors", "Worker", "WorkerLimits"]
 
 logger = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
-
-
-class WorkerLimits(msgspec.Struct, frozen=True):
-    """Bounds on one rank's work.
-
-    Attributes:
-        load_timeout_s: how long a load may take from when its copy begins, see `LoadLedger`.
-        save_timeout_s: how long a save may wait in the queue.
-        shutdown_s_max: how long the queued writes may take at the end.
-        load_parts: how many tasks a load's arena frames are split into, to run on as many threads.
-    """
-
-    load_timeout_s: float
-    save_timeout_s: float
-    shutdown_s_max: float
-    load_parts: int
-
-
-class Executors(msgspec.Struct, frozen=True):
-    """Where each kind of work runs."""
-
-    saver: Executor
-    loader: Executor
-    readers: Executor
-    writer: Executor
 
 
 class Worker:
@@ -116,8 +84,6 @@ class Worker:
         recorder: Recorder,
     ) -> None:
         self._rank = rank
-        self._namespace = namespace
-        self._layout = layout
         self._codecs = codecs
         self._arena = arena
         self._disk = disk
@@ -125,19 +91,30 @@ class Worker:
         self._executors = executors
         self._clock = clock
         self._recorder = recorder
+        self._names = FrameNames(rank, namespace, layout)
         self._failures = OnceLogger(logger, clock)
+        self._news = threading.Event()
+        self._saver = Saver(
+            Parts(
+                self._names,
+                codecs,
+                arena,
+                disk,
+                limits,
+                executors,
+                clock,
+                recorder,
+                self._failures,
+                self._news,
+            )
+        )
         self._ledger = LoadLedger(clock, limits.load_timeout_s)
         self._loads: dict[JobId, LoadTransfer] = {}
-        self._saves: dict[JobId, SaveTransfer] = {}
         self._holds: list[Hold] = []
         # Filled by the threads, drained by `poll`: deque's append and popleft are atomic.
         self._load_reports: deque[LoadReport] = deque()
-        self._save_reports: deque[SaveReport] = deque()
-        self._write_reports: deque[WriteReport] = deque()
         self._freed: deque[tuple[GroupId, Slot]] = deque()
-        self._writing: set[JobId] = set()  # adding and discarding are atomic too
         self._finished_loads: list[tuple[RequestId, bool]] = []
-        self._news = threading.Event()
 
     # ---- the engine's thread -----------------------------------------------------------
 
@@ -146,19 +123,22 @@ class Worker:
 
         Waits for at most one chunk's copy for each job.
         """
-        for job in jobs:
-            transfer = self._saves.get(job)
-            if transfer is not None:
-                transfer.cancel()
+        self._saver.fence(jobs)
 
     def submit(self, order: WorkOrder) -> None:
-        """Begin what ``order`` asks for. Its fences are the caller's, before the forward."""
-        if order.removes and self._disk is not None:
-            self._remove(order.removes)
+        """Begin what ``order`` asks for. Its fences are the caller's, before the forward.
+
+        Its snapshots are copied when this returns: it waits for these copies.
+        """
+        if order.removes:
+            self._saver.remove(order.removes)
+        # Before the loads: nothing that this order begins may write a block that is still to be copied.
+        for snapshot in order.snapshots:
+            self._saver.snapshot(snapshot)
         for save in order.saves:
-            self._submit_save(save)
+            self._saver.save(save)
         for write in order.writes:
-            self._submit_write(write)
+            self._saver.write(write)
         for load in order.loads:
             self._submit_load(load)
         for job in order.abandons:
@@ -170,7 +150,7 @@ class Worker:
 
         For a step that has nothing to compute: it saves the threads an engine that spins.
         """
-        if self._loads or self._saves or self._writing:
+        if self._loads or self._saver.is_busy:
             self._news.wait(wait_s)
 
     def poll(self) -> tuple[Report | None, list[tuple[RequestId, bool]], list[RequestId]]:
@@ -182,14 +162,11 @@ class Worker:
         """
         self._news.clear()
         self._expire()
-        loads = _drain(self._load_reports)
+        loads = drain(self._load_reports)
         for report in loads:
             self._load_ended(report)
-        saves = _drain(self._save_reports)
-        for save in saves:
-            self._saves.pop(save.job, None)
-        writes = _drain(self._write_reports)
-        freed = _drain(self._freed)
+        saves, writes = self._saver.take_reports()
+        freed = drain(self._freed)
         finished, self._finished_loads = self._finished_loads, []
         sent = self._release_holds()
         if not (loads or saves or writes or freed):
@@ -219,101 +196,10 @@ class Worker:
         if self._disk is not None:
             self._disk.close()
 
-    # ---- saves -------------------------------------------------------------------------
-
-    def _submit_save(self, job: SaveJob) -> None:
-        transfer = SaveTransfer(job, self._clock.monotonic_s())
-        self._saves[job.job] = transfer
-        if not self._executors.saver.submit(partial(self._run_save, transfer)):
-            self._failures.warn(
-                "save queue full", f"save of {len(job.items)} frames dropped; raise pending_saves_max"
-            )
-            for item in range(len(job.items)):
-                transfer.fail(item, Fault.CANCELLED)
-            self._end_save(transfer)
-
-    def _run_save(self, transfer: SaveTransfer) -> None:
-        waited_s = self._clock.monotonic_s() - transfer.submitted_s
-        if waited_s > self._limits.save_timeout_s:
-            self._failures.warn("late save", f"a save waited {waited_s:.1f} s in the queue; dropped")
-            transfer.cancel()
-        try:
-            for index, item in enumerate(transfer.job.items):
-                self._save_item(transfer, index, item)
-        finally:
-            # Blocks and pins are held until these reports: they must come, also after a bug.
-            self._end_save(transfer)
-            self._news.set()
-
-    def _save_item(self, transfer: SaveTransfer, index: int, item: SaveItem) -> None:
-        group = item.ref.group
-        frame = self._arena.frame(group, item.slot)
-        payload = payload_of(frame, self._layout.payload_bytes(group))
-
-        def copy() -> None:
-            self._codecs[group].gather(item.blocks, payload)
-
-        try:
-            copied = transfer.read_blocks(index, copy)
-        except ValueError as error:
-            self._failures.error("save", f"{_shown(item.ref)} not saved: {error}; please report this")
-            self._recorder.count(Metric.SAVE_FAILED)
-            return
-        if not copied:
-            return
-        seal(frame, self._identity(item.ref))
-        transfer.finish(index)
-        self._recorder.count(Metric.SAVED_BYTES, len(payload))
-        if item.write != NO_JOB:
-            self._submit_write(WriteItem(item.write, item.ref, item.slot))
-
-    def _end_save(self, transfer: SaveTransfer) -> None:
-        """Report the save, and the writes that its items will never ask for."""
-        report = transfer.report()
-        for failed in report.failed:
-            write = transfer.job.items[failed.item].write
-            if write != NO_JOB:
-                self._write_reports.append(WriteReport(write, stored=False))
-        self._save_reports.append(report)
-
     def _release_holds(self) -> list[RequestId]:
-        sent = [hold.request for hold in self._holds if not any(job in self._saves for job in hold.jobs)]
-        self._holds = [hold for hold in self._holds if any(job in self._saves for job in hold.jobs)]
-        return sent
-
-    # ---- writes ------------------------------------------------------------------------
-
-    def _submit_write(self, write: WriteItem) -> None:
-        self._writing.add(write.job)
-        if self._disk is None or not self._executors.writer.submit(partial(self._run_write, write)):
-            self._writing.discard(write.job)
-            self._recorder.count(Metric.DISK_WRITE_SKIPPED)
-            self._write_reports.append(WriteReport(write.job, stored=False))
-
-    def _run_write(self, write: WriteItem) -> None:
-        assert self._disk is not None
-        stored = False
-        try:
-            self._disk.put(self._name(write.ref), self._arena.frame(write.ref.group, write.slot))
-            stored = True
-        except StoreError as error:
-            self._failures.warn("disk write", f"{_shown(write.ref)} is kept in the arena only: {error}")
-        finally:
-            self._write_reports.append(WriteReport(write.job, stored))
-            self._writing.discard(write.job)
-            self._news.set()
-
-    def _remove(self, refs: tuple[ChunkRef, ...]) -> None:
-        if not self._executors.writer.submit(partial(self._run_remove, refs)):
-            # The names stay on disk until a scan; the store's own budget still holds.
-            self._failures.warn("disk remove", f"{len(refs)} frames could not be queued for removal")
-
-    def _run_remove(self, refs: tuple[ChunkRef, ...]) -> None:
-        assert self._disk is not None
-        try:
-            self._disk.remove([self._name(ref) for ref in refs])
-        except StoreError as error:
-            self._failures.warn("disk remove", f"{len(refs)} frames: {error}")
+        ended = [hold for hold in self._holds if not any(map(self._saver.is_saving, hold.jobs))]
+        self._holds = [hold for hold in self._holds if hold not in ended]
+        return [hold.request for hold in ended]
 
     # ---- loads -------------------------------------------------------------------------
 
@@ -374,11 +260,11 @@ class Worker:
     def _read(self, transfer: LoadTransfer, item: LoadItem, frame: memoryview) -> Fault | None:
         assert self._disk is not None
         try:
-            found = self._disk.get_into(self._name(item.ref), frame)
+            found = self._disk.get_into(self._names.name(item.ref), frame)
         except CorruptFrameError as error:
             return self._corrupt(item, error)
         except StoreError as error:
-            self._failures.error("disk read", f"{_shown(item.ref)}: {error}; the request recomputes")
+            self._failures.error("disk read", f"{shown(item.ref)}: {error}; the request recomputes")
             return Fault.UNAVAILABLE
         self._recorder.count(Metric.DISK_READS)
         return self._deliver(transfer, item, frame) if found else Fault.ABSENT
@@ -388,19 +274,19 @@ class Worker:
         try:
             # From the arena too: memory can go bad as well, and it costs a thirtieth of a
             # millisecond for a MiB.
-            payload = open_frame(frame, self._identity(item.ref))
+            payload = open_frame(frame, self._names.identity(item.ref))
             codec = self._codecs[item.ref.group]
             transfer.write_blocks(lambda: codec.scatter(item.blocks, payload, item.skip_blocks))
         except CorruptFrameError as error:
             return self._corrupt(item, error)
         except ValueError as error:
-            self._failures.error("load", f"{_shown(item.ref)} not loaded: {error}; please report this")
+            self._failures.error("load", f"{shown(item.ref)} not loaded: {error}; please report this")
             return Fault.UNAVAILABLE
         return None
 
     def _corrupt(self, item: LoadItem, error: CorruptFrameError) -> Fault:
         self._recorder.count(Metric.CORRUPT_FRAMES)
-        self._failures.error("corrupt frame", f"{_shown(item.ref)} in the {item.source}: {error}")
+        self._failures.error("corrupt frame", f"{shown(item.ref)} in the {item.source}: {error}")
         return Fault.CORRUPT
 
     def _end_item(self, transfer: LoadTransfer, index: int, fault: Fault | None) -> None:
@@ -436,26 +322,3 @@ class Worker:
         transfer = self._loads.pop(report.job, None)
         if transfer is not None:
             self._finished_loads.append((transfer.job.request, not report.failed and not report.refused))
-
-    # ---- names -------------------------------------------------------------------------
-
-    def _name(self, ref: ChunkRef) -> FrameName:
-        return FrameName(frame_key(self._namespace, ref.group, ref.chunk), ref)
-
-    def _identity(self, ref: ChunkRef) -> FrameIdentity:
-        return FrameIdentity(
-            kind=FrameKind.CHUNK,
-            key=frame_key(self._namespace, ref.group, ref.chunk),
-            namespace=self._namespace,
-            rank=self._rank,
-            payload_bytes=self._layout.payload_bytes(ref.group),
-        )
-
-
-def _shown(ref: ChunkRef) -> str:
-    return f"chunk {ref.index} of group {ref.group} ({ref.chunk.hex()[:16]})"
-
-
-def _drain(reports: deque[_T]) -> list[_T]:
-    """Everything in ``reports`` now; the threads may append meanwhile."""
-    return [reports.popleft() for _ in range(len(reports))]

@@ -1,11 +1,11 @@
-"""The stored form of a chunk: a fixed header, then the payload.
+"""The stored form of a chunk or an image: a fixed header, then the payload.
 
 ::
 
     offset size  field            (little endian)
     0      8     magic            b"KVSTOW\\r\\n"
     8      2     version          1
-    10     2     kind             1 = chunk of a paged group
+    10     2     kind             1 = blocks of a chunk, 2 = image of a state
     12     4     rank
     16     8     payload bytes
     24     8     xxh3-64 of the payload
@@ -45,7 +45,8 @@ _ZEROS = bytes(HEADER_BYTES)
 class FrameKind(IntEnum):
     """What a frame's payload is."""
 
-    CHUNK = 1
+    CHUNK = 1  # tokens' keys and values, of a paged or a window group
+    IMAGE = 2  # a state group's state at the end of the chunk that names it
 
 
 class FrameIdentity(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kvstow.adapters.vllm.compat import check_version, log_with_vllm
 from kvstow.adapters.vllm.scheduler import SchedulerHalf
-from kvstow.adapters.vllm.setup import block_tokens_of, check_engine, hash_tokens_of, read_settings
+from kvstow.adapters.vllm.setup import check_engine, hash_tokens_of, read_settings, rules_of
 from kvstow.adapters.vllm.stats import StatsFeed, StowPromMetrics, StowStats
 from kvstow.adapters.vllm.transport import StowHandshake, StowMetadata, StowWorkerMetadata
 from kvstow.adapters.vllm.worker import WorkerHalf
@@ -65,7 +65,9 @@ class StowConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker_half: WorkerHalf | None = None
         if role is KVConnectorRole.SCHEDULER:
             half = SchedulerHalf(
-                settings, block_tokens_of(kv_cache_config), hash_tokens_of(vllm_config, kv_cache_config)
+                settings,
+                rules_of(kv_cache_config, settings.chunk_tokens),
+                hash_tokens_of(vllm_config, kv_cache_config),
             )
             self._scheduler_half = half
             self._stats = StatsFeed(half.recorder)

@@ -18,6 +18,7 @@ from kvstow.adapters.vllm.request_keys import RequestKeys
 from kvstow.adapters.vllm.transport import StowHandshake, StowMetadata, StowWorkerMetadata
 from kvstow.clock import SystemClock
 from kvstow.config.settings import Settings
+from kvstow.layout.resume import ResumeRule
 from kvstow.lifecycle.limits import PlannerLimits
 from kvstow.lifecycle.messages import RequestId, Tier
 from kvstow.lifecycle.planner import Planner
@@ -52,17 +53,17 @@ class SchedulerHalf:
 
     Args:
         settings: what the user chose.
-        block_tokens: tokens per block, by group.
+        rules: what a resume needs, by group.
         hash_tokens: tokens that one of the engine's block hashes covers.
     """
 
-    def __init__(self, settings: Settings, block_tokens: tuple[int, ...], hash_tokens: int) -> None:
+    def __init__(self, settings: Settings, rules: tuple[ResumeRule, ...], hash_tokens: int) -> None:
         self._settings = settings
         self._hash_tokens = hash_tokens
         self.recorder = Recorder()
         limits = PlannerLimits(
             chunk_tokens=settings.chunk_tokens,
-            block_tokens=block_tokens,
+            rules=rules,
             loads=settings.loads,
             saves=settings.saves,
             min_load_tokens=settings.load_tokens_min,

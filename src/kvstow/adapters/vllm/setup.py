@@ -19,6 +19,7 @@ from kvstow.config.load import load_settings
 from kvstow.config.settings import Settings, check_chunk
 from kvstow.errors import ConfigError
 from kvstow.layout.geometry import GroupKind
+from kvstow.layout.resume import ResumeRule
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -92,6 +93,14 @@ def _refusal(group: int, kind: GroupKind, names: list[str]) -> str:
 def block_tokens_of(kv_cache_config: KVCacheConfig) -> tuple[int, ...]:
     """Tokens per block, by group."""
     return tuple(group.kv_cache_spec.block_size for group in kv_cache_config.kv_cache_groups)
+
+
+def rules_of(kv_cache_config: KVCacheConfig, chunk_tokens: int) -> tuple[ResumeRule, ...]:
+    """What a resume needs, by group, of an engine that `check_engine` accepts: all PAGED."""
+    return tuple(
+        ResumeRule(group_kind(kv_cache_config, group), block_tokens, chunk_tokens)
+        for group, block_tokens in enumerate(block_tokens_of(kv_cache_config))
+    )
 
 
 def hash_tokens_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> int:

@@ -105,7 +105,7 @@ class WorkerHalf:
             world_size=world_size,
             namespace=agreed,
             chunk_tokens=layout.chunk_tokens,
-            block_tokens=block_tokens_of(self._kv_cache_config),
+            rules=layout.rules,
             frame_bytes=frames,
             arena_slots=slots,
             disk_frames=(disk_frames,) * len(frames),

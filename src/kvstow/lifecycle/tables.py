@@ -1,0 +1,125 @@
+"""One group's part of the directory: its frames, their copies and pins, its slots and disk places."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from kvstow.keys.ids import ChunkId, ChunkRef
+from kvstow.layout.geometry import GroupId, GroupKind
+from kvstow.layout.resume import ResumeRule
+from kvstow.lifecycle.eviction import RecencyOrder
+from kvstow.lifecycle.messages import NO_SLOT, Slot
+
+
+class Copy(Enum):
+    """The state of one tier's copy of a frame, over all ranks together."""
+
+    NONE = 0
+    FILLING = 1
+    READY = 2
+    DOOMED = 3  # bad, but still being read: the slot is free when the last pin goes
+
+
+GONE = (Copy.NONE, Copy.DOOMED)
+
+
+class Entry:
+    """One frame: its copies and its pins."""
+
+    __slots__ = ("arena", "disk", "pins", "promoting", "ref", "slot")
+
+    def __init__(self, ref: ChunkRef) -> None:
+        self.ref = ref
+        self.slot: Slot = NO_SLOT
+        self.arena = Copy.NONE
+        self.disk = Copy.NONE
+        self.promoting = False
+        self.pins = 0
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether there is no copy, nor one being made."""
+        return self.arena in GONE and self.disk in GONE
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody reads a copy or makes one."""
+        return not self.pins and Copy.FILLING not in (self.arena, self.disk)
+
+
+class GroupTable:
+    """All frames of one group.
+
+    Args:
+        group: the group.
+        rule: what a resume needs of it.
+        slots: arena slots on every rank.
+        disk_frames: places on disk on every rank.
+    """
+
+    def __init__(self, group: GroupId, rule: ResumeRule, slots: int, disk_frames: int) -> None:
+        self.group = group
+        self.rule = rule
+        self.is_paged = rule.kind is GroupKind.PAGED
+        self.entries: dict[ChunkId, Entry] = {}
+        # By parent, whether or not the parent is here: one that was dropped may come back.
+        self.followers: dict[ChunkId, int] = {}
+        self.free_slots = [Slot(slot) for slot in range(slots - 1, -1, -1)]
+        self.slots = slots
+        self.disk_frames_max = disk_frames
+        self.disk_frames = 0
+        self.arena_order = RecencyOrder()
+        self.disk_order = RecencyOrder()
+        self.quarantined: dict[Slot, int] = {}
+
+    def entry(self, ref: ChunkRef) -> Entry:
+        """The entry of ``ref``, made if it is not there."""
+        entry = self.entries.get(ref.chunk)
+        if entry is None:
+            entry = Entry(ref)
+            self.entries[ref.chunk] = entry
+            self.followers[ref.parent] = self.followers.get(ref.parent, 0) + 1
+        return entry
+
+    def forget_if_empty(self, entry: Entry) -> None:
+        """Delete an entry that has no copy left."""
+        if entry.arena is not Copy.NONE or entry.disk is not Copy.NONE or entry.pins:
+            return
+        del self.entries[entry.ref.chunk]
+        left = self.followers[entry.ref.parent] - 1
+        if left:
+            self.followers[entry.ref.parent] = left
+        else:
+            del self.followers[entry.ref.parent]
+
+    def may_leave_arena(self, chunk: ChunkId) -> bool:
+        """Not pinned, and not the last copy of a chunk that others build on."""
+        entry = self.entries[chunk]
+        return not entry.pins and (entry.disk is Copy.READY or not self._is_built_on(chunk))
+
+    def may_leave_disk(self, chunk: ChunkId) -> bool:
+        """Not pinned, and not the last copy of a chunk that others build on."""
+        entry = self.entries[chunk]
+        return not entry.pins and (entry.arena is Copy.READY or not self._is_built_on(chunk))
+
+    def _is_built_on(self, chunk: ChunkId) -> bool:
+        # A window or an image needs none before it to be of use.
+        return self.is_paged and chunk in self.followers
+
+    def release_slot(self, entry: Entry, busy_ranks: int = 0) -> None:
+        """Take the arena copy from ``entry``; its slot is free, or waits for ``busy_ranks``."""
+        if busy_ranks:
+            self.quarantined[entry.slot] = busy_ranks
+        else:
+            self.free_slots.append(entry.slot)
+        entry.slot = NO_SLOT
+        entry.arena = Copy.NONE
+        entry.promoting = False
+
+    def slot_freed(self, slot: Slot) -> None:
+        """A reader that kept ``slot`` busy on one rank came back."""
+        left = self.quarantined.get(slot, 0) - 1
+        if left > 0:
+            self.quarantined[slot] = left
+        elif self.quarantined.pop(slot, None) is not None:
+            self.free_slots.append(slot)
