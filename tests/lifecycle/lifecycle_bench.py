@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from kvstow.clock import ManualClock
@@ -101,6 +102,7 @@ class Bench:
         self.planner = Planner(limits(**{"rules": self.rules, **changes}), self.clock, self.recorder)
         self.order = WorkOrder()  # the last that `save_prompt` carried out
         self.planner.open(self.hellos)
+        self._numbers: Counter[int] = Counter()
 
     @property
     def directory(self):
@@ -120,14 +122,19 @@ class Bench:
             saves = order.saves + order.snapshots
             writes = [item.write for save in saves for item in save.items if item.write]
             writes += [write.job for write in order.writes]
-            self.planner.report(
-                Report(
-                    Rank(rank),
-                    loads=tuple(LoadReport(load.job, refused=not load.items) for load in order.loads),
-                    saves=tuple(SaveReport(save.job) for save in saves),
-                    writes=tuple(WriteReport(job, stored=True) for job in writes),
-                )
+            self.tell(
+                rank,
+                loads=tuple(LoadReport(load.job, refused=not load.items) for load in order.loads),
+                saves=tuple(SaveReport(save.job) for save in saves),
+                writes=tuple(WriteReport(job, stored=True) for job in writes),
             )
+
+    def tell(self, rank: int = 0, **what: object) -> Report:
+        """A rank's next report."""
+        self._numbers[rank] += 1
+        report = Report(Rank(rank), self._numbers[rank], **what)  # type: ignore[arg-type]
+        self.planner.report(report)
+        return report
 
     def save_all(self, prompt: str, chunks: int, request: str = "saver") -> list[ChunkId]:
         """Save ``chunks`` chunks in every group, with an image at the end of each."""
@@ -152,7 +159,7 @@ class Bench:
 
     def fail_load(self, job: JobId, items: Sequence[int], fault: Fault, rank: int = 0) -> None:
         failed = tuple(FailedItem(item, fault) for item in items)
-        self.planner.report(Report(Rank(rank), loads=(LoadReport(job, failed),)))
+        self.tell(rank, loads=(LoadReport(job, failed),))
 
     def save_prompt(self, prompt: str, chunks: int, request: str = "saver") -> list[ChunkId]:
         """Save ``chunks`` chunks through a request of its own."""

@@ -99,8 +99,8 @@ class OneRank:
 
     def outcome(self):
         """What `poll` gives, with the one load report (or None) in front."""
-        report, finished, sent = self.worker.poll()
-        loads = report.loads if report is not None else ()
+        reports, finished, sent = self.worker.poll()
+        loads = [load for report in reports for load in report.loads]
         return (loads[0] if loads else None), finished, sent
 
 

@@ -353,13 +353,13 @@ def test_an_image_that_is_being_written_outlives_its_chunk() -> None:
     ids = chunk_ids("p", 1)
     bench.planner.snapshot(A, ids, CHUNK, list, bench.offers([1]))
     (job,) = bench.planner.step().snapshots
-    bench.planner.report(Report(Rank(0), saves=(SaveReport(job.job),)))
+    bench.tell(saves=(SaveReport(job.job),))
     chunk = refs(ids)[0]
     bench.directory.reserve_arena(chunk)
     bench.directory.arena_filled(chunk)
     bench.directory.drop(chunk, Tier.ARENA)
     assert bench.directory.arena_in_use(GroupId(1)) == 1
-    bench.planner.report(Report(Rank(0), writes=(WriteReport(job.items[0].write, stored=True),)))
+    bench.tell(writes=(WriteReport(job.items[0].write, stored=True),))
     assert bench.directory.tier_of(refs(ids, 1)[0]) is Tier.ARENA
     assert bench.directory.pins() == bench.directory.filling() == 0
 

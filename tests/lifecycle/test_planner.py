@@ -171,18 +171,69 @@ def test_a_device_error_denies_it_to_this_request_only() -> None:
     assert bench.planner.match(RequestId("b"), ids, 2 * CHUNK + 1, 0).tokens == 2 * CHUNK
 
 
-def test_a_silent_rank_is_given_up_within_two_bounds_each_twice_the_workers() -> None:
+def silent_steps(bench: Bench, steps: int, step_s: float) -> None:
+    for _ in range(steps):
+        bench.clock.advance(step_s)
+        bench.planner.step()
+
+
+@pytest.mark.parametrize(("steps", "step_s"), [(14, 30.0), (100, 0.15)])
+def test_a_rank_is_not_taken_for_dead_before_it_could_speak(steps: int, step_s: float) -> None:
+    """Neither by time, when steps are slow, nor by steps, when they are fast."""
     bench = Bench(load_timeout_s=10.0)
     ids = bench.save_prompt("p", 1)
     promise(bench, ids, CHUNK + 1)
     (load,) = bench.planner.step().loads
-    bench.clock.advance(20.5)
-    assert bench.planner.step().abandons == (load.job,)
+    silent_steps(bench, steps, step_s)
     assert bench.planner.phase_of(A) is Phase.LOADING
-    bench.clock.advance(20.5)
+    bench.tell(loads=(LoadReport(load.job),))
+    assert bench.planner.phase_of(A) is Phase.LOADED
+
+
+def test_a_silent_rank_is_given_up() -> None:
+    bench = Bench(load_timeout_s=10.0)
+    ids = bench.save_prompt("p", 1)
+    promise(bench, ids, CHUNK + 1)
     bench.planner.step()
+    silent_steps(bench, 17, 2.0)
     assert bench.planner.phase_of(A) is Phase.FAILED
     assert bench.directory.pins() == 0
+    assert bench.counted("load_timeouts") == 1
+
+
+def test_nothing_is_promised_while_a_rank_is_dead_and_all_is_well_when_it_speaks_again() -> None:
+    bench, ids = disk_bench(load_timeout_s=10.0, disk_cooldown_s=1.0)
+    promise(bench, ids, 3 * CHUNK + 1)
+    (load,) = bench.planner.step().loads
+    silent_steps(bench, 17, 2.0)
+    assert bench.directory.arena_in_use(0) == 3  # its readers may still write there
+    silent_steps(bench, 2, 2.0)
+    other = RequestId("b")
+    assert bench.planner.match(other, ids, 3 * CHUNK + 1, 0).lookup is Lookup.MISS
+    failed = tuple(FailedItem(item, Fault.TIMEOUT) for item in range(3))
+    place = (load.items[0].ref.group, load.items[0].slot)
+    bench.tell(loads=(LoadReport(load.job, failed, busy=(place,)),))
+    assert bench.directory.arena_in_use(0) == 1
+    bench.tell(freed=(place,))
+    assert bench.directory.arena_in_use(0) == 0
+    assert bench.planner.match(other, ids, 3 * CHUNK + 1, 0).tokens == 3 * CHUNK
+
+
+def test_reports_are_taken_in_once_and_in_order() -> None:
+    bench = Bench()
+    ids = chunk_ids("p", 1)
+    bench.planner.progress(A, ids, CHUNK, lambda: bench.tables(CHUNK))
+    (save,) = bench.planner.step().saves
+    early = Report(Rank(0), 2, saves=(SaveReport(save.job),))
+    bench.planner.report(early)
+    assert bench.planner.step().acknowledged == (0,)
+    assert bench.directory.filling() == 1
+    bench.planner.report(Report(Rank(0), 1))
+    bench.planner.report(early)
+    assert bench.planner.step().acknowledged == (2,)
+    assert bench.directory.filling() == 0
+    bench.planner.report(early)
+    assert bench.counted("late_reports") == 2
 
 
 # ---- late and repeated reports ------------------------------------------------------------
@@ -213,7 +264,7 @@ def test_a_report_for_an_older_use_of_a_request_id_changes_nothing() -> None:
     (new,) = bench.planner.step().loads
     bench.fail_load(old.job, [0], Fault.UNAVAILABLE)
     assert bench.planner.phase_of(A) is Phase.LOADING
-    bench.planner.report(Report(Rank(0), loads=(LoadReport(new.job),)))
+    bench.tell(loads=(LoadReport(new.job),))
     assert bench.planner.phase_of(A) is Phase.LOADED
     assert bench.directory.pins() == 0
 
@@ -237,7 +288,7 @@ def test_one_rank_that_fails_fails_the_load() -> None:
     ids = bench.save_prompt("p", 2)
     promise(bench, ids, 2 * CHUNK + 1)
     (load,) = bench.planner.step().loads
-    bench.planner.report(Report(Rank(0), loads=(LoadReport(load.job),)))
+    bench.tell(loads=(LoadReport(load.job),))
     assert bench.planner.phase_of(A) is Phase.LOADING
     bench.fail_load(load.job, [1], Fault.CORRUPT, rank=1)
     assert bench.planner.phase_of(A) is Phase.FAILED
@@ -286,7 +337,7 @@ def test_preemption_fences_the_copies_and_saves_again_later() -> None:
     (save,) = bench.planner.step().saves
     bench.planner.preempted(A)
     assert bench.planner.step().fences == (save.job,)
-    bench.planner.report(Report(Rank(0), saves=(SaveReport(save.job, (FailedItem(0, Fault.CANCELLED),)),)))
+    bench.tell(saves=(SaveReport(save.job, (FailedItem(0, Fault.CANCELLED),)),))
     bench.planner.progress(A, ids, CHUNK, lambda: bench.tables(CHUNK))
     assert len(bench.planner.step().saves) == 1
 
@@ -341,12 +392,12 @@ def test_a_disk_that_timed_out_is_not_promised_from_for_a_while() -> None:
     (load,) = bench.planner.step().loads
     place = (load.items[0].ref.group, load.items[0].slot)
     failed = tuple(FailedItem(item, Fault.TIMEOUT) for item in range(3))
-    bench.planner.report(Report(Rank(0), loads=(LoadReport(load.job, failed, busy=(place,)),)))
+    bench.tell(loads=(LoadReport(load.job, failed, busy=(place,)),))
     other = RequestId("b")
     assert bench.planner.match(other, ids, 3 * CHUNK + 1, 0).lookup is Lookup.MISS
     assert bench.counted("disk_degraded") == 1
     assert bench.directory.arena_in_use(0) == 1  # the slot that a lost reader may still write
-    bench.planner.report(Report(Rank(0), freed=(place,)))
+    bench.tell(freed=(place,))
     assert bench.directory.arena_in_use(0) == 0
     bench.clock.advance(31.0)
     assert bench.planner.match(other, ids, 3 * CHUNK + 1, 0).tokens == 3 * CHUNK
@@ -374,9 +425,9 @@ def test_a_frame_whose_turn_to_be_written_comes_before_its_save_has_ended_is_wri
     save = bench.planner.step().saves[0]
     # The first frames are on disk while the others are still being copied.
     written = tuple(WriteReport(item.write, stored=True) for item in save.items[:2])
-    bench.planner.report(Report(Rank(0), writes=written))
+    bench.tell(writes=written)
     assert bench.planner.step().writes == ()
-    bench.planner.report(Report(Rank(0), saves=(SaveReport(save.job),)))
+    bench.tell(saves=(SaveReport(save.job),))
     order = bench.planner.step()
     assert [write.ref.index for write in order.writes] == [2, 3]
     bench.answer(order)

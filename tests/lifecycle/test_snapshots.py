@@ -110,7 +110,7 @@ def test_a_window_whose_copy_failed_is_taken_again_if_it_is_still_there() -> Non
     snapshot(bench, 2 * CHUNK)
     (job,) = bench.planner.step().snapshots
     failed = tuple(FailedItem(item, Fault.CANCELLED) for item in (0, 1))
-    bench.planner.report(Report(Rank(0), saves=(SaveReport(job.job, failed),)))
+    bench.tell(saves=(SaveReport(job.job, failed),))
     assert bench.directory.arena_in_use(GroupId(1)) == 0
     snapshot(bench, 2 * CHUNK, gone=1)
     assert taken(bench.planner.step()) == [(1, 1)]

@@ -78,7 +78,7 @@ def test_a_slot_that_holds_another_chunk_is_a_miss_and_touches_no_block(rank: On
 def test_write_behind_then_load_from_disk_into_a_slot_and_through_staging(rank: OneRank) -> None:
     rank.save(REF, 0, (5, 3), write=True)
     rank.run()
-    report, _, _ = rank.worker.poll()
+    (report,), _, _ = rank.worker.poll()
     assert [write.stored for write in report.writes] == [True]
     want = [rank.block(5), rank.block(3)]
     for slot in (Slot(1), NO_SLOT):
@@ -151,7 +151,7 @@ def test_a_reader_that_comes_back_late_frees_its_slot_and_writes_no_block(disk: 
     assert report.busy == ((GroupId(0), Slot(1)),)
     assert finished == [(R, False)]
     assert set(rank.block(7)) == {0xEE}
-    freed, _, _ = rank.worker.poll()
+    (freed,), _, _ = rank.worker.poll()
     assert freed.freed == ((GroupId(0), Slot(1)),)
     assert freed.loads == ()
 
@@ -176,17 +176,19 @@ def test_a_refused_promise_is_reported_at_once(rank: OneRank) -> None:
     assert finished == [(R, False)]
 
 
-def test_an_order_to_abandon_ends_a_load_once(rank: OneRank) -> None:
+def test_loads_that_ended_give_those_behind_them_their_time_anew(rank: OneRank) -> None:
+    """However long the engine's steps take: the worker hears of both only at the next."""
     rank.save(REF, 0, (5, 3))
     rank.run()
     rank.outcome()
-    rank.load([arena_item(REF, 0, (7, 9))])
-    rank.worker.submit(WorkOrder(abandons=(JobId(9), JobId(77))))
-    report, finished, _ = rank.worker.poll()
-    assert finished == [(R, False)]
-    assert {load.job for load in report.loads} == {9, 77}
-    rank.run()
-    assert rank.outcome() == (None, [], [])
+    rank.load([arena_item(REF, 0, (7, 9))], job=8)
+    rank.load([arena_item(REF, 0, (8, 10))], job=9, request=RequestId("behind"))
+    rank.loader.run_one()
+    rank.clock.advance(30.0)
+    assert rank.outcome()[1] == [(R, True)]
+    rank.clock.advance(9.0)
+    rank.loader.run_one()
+    assert rank.outcome()[1] == [(RequestId("behind"), True)]
 
 
 def test_a_fence_cancels_what_has_not_begun(rank: OneRank) -> None:
@@ -194,7 +196,7 @@ def test_a_fence_cancels_what_has_not_begun(rank: OneRank) -> None:
     rank.worker.fence((JobId(1),))
     rank.wipe()
     rank.run()
-    report, _, _ = rank.worker.poll()
+    (report,), _, _ = rank.worker.poll()
     assert [failed.fault for failed in report.saves[0].failed] == [Fault.CANCELLED]
     assert [write.stored for write in report.writes] == [False]
 
@@ -209,11 +211,25 @@ def test_held_requests_are_sent_when_their_saves_have_ended(rank: OneRank) -> No
 
 
 def test_a_save_that_waited_too_long_is_dropped(rank: OneRank) -> None:
-    rank.save(REF, 0, (5, 3))
+    """Blocks are held for it; it is dropped though the saver does nothing any more."""
+    rank.save(REF, 0, (5, 3), write=True)
+    rank.worker.submit(WorkOrder(holds=(Hold(R, (JobId(1),)),)))
     rank.clock.advance(5.5)
-    rank.run()
-    report, _, _ = rank.worker.poll()
+    (report,), _, sent = rank.worker.poll()
     assert [failed.fault for failed in report.saves[0].failed] == [Fault.CANCELLED]
+    assert [write.stored for write in report.writes] == [False]
+    assert sent == [R]
+    # The blocks are the engine's again: a saver that comes back copies nothing and says nothing.
+    rank.run()
+    assert rank.worker.poll() == ((), [], [])
+
+
+def test_a_save_whose_turn_came_is_not_dropped(rank: OneRank) -> None:
+    rank.save(REF, 0, (5, 3))
+    rank.run()
+    rank.clock.advance(5.5)
+    (report,), _, _ = rank.worker.poll()
+    assert report.saves[0].failed == ()
 
 
 def test_full_queues_fail_the_job_and_not_the_caller(disk: DiskStore) -> None:
@@ -223,7 +239,7 @@ def test_full_queues_fail_the_job_and_not_the_caller(disk: DiskStore) -> None:
     rank.save(REF, 0, (5, 3), write=True)
     rank.load([disk_item(REF, 1, (7, 9))])
     rank.worker.submit(WorkOrder(removes=(REF,), writes=(WriteItem(JobId(101), NEXT, Slot(0)),)))
-    report, finished, _ = rank.worker.poll()
+    (report,), finished, _ = rank.worker.poll()
     assert [failed.fault for failed in report.saves[0].failed] == [Fault.CANCELLED]
     assert finished == [(R, False)]
     assert [write.stored for write in report.writes] == [False, False]
@@ -233,7 +249,7 @@ def test_a_disk_that_fails_costs_a_recompute_and_a_write(disk: DiskStore) -> Non
     rank = OneRank(Stuck(disk, broken))
     rank.save(REF, 0, (5, 3), write=True)
     rank.run()
-    report, _, _ = rank.worker.poll()
+    (report,), _, _ = rank.worker.poll()
     assert report.saves[0].failed == ()
     assert [write.stored for write in report.writes] == [False]
     rank.load([disk_item(REF, 1, (7, 9))])

@@ -32,7 +32,7 @@ def test_a_snapshot_is_of_the_bytes_at_submit_whatever_comes_after(rank: OneRank
     rank.wipe()  # the engine's next step
     assert len(rank.saver) == 1
     rank.run()
-    report, _, _ = rank.worker.poll()
+    (report,), _, _ = rank.worker.poll()
     assert report.saves[0].failed == ()
     rank.load([arena_item(WINDOW, 0, (8,)), arena_item(IMAGE, 0, (9,))])
     rank.run()
@@ -56,7 +56,7 @@ def test_a_snapshot_goes_on_to_disk_and_comes_back_from_there(rank: OneRank, dis
     rank.snapshot([item(IMAGE, 6, write=100)])
     rank.wipe()
     rank.run()
-    report, _, _ = rank.worker.poll()
+    (report,), _, _ = rank.worker.poll()
     assert [write.stored for write in report.writes] == [True]
     assert [found.ref for found in disk.scan()] == [IMAGE]
     rank.snapshot([item(refs(chunk_ids("q", 1), 2)[0], 1)])  # another takes the slot
@@ -81,7 +81,7 @@ def test_only_the_frame_of_a_state_says_that_it_is_an_image(rank: OneRank) -> No
 def test_a_full_queue_fails_the_snapshot_and_its_writes(rank: OneRank) -> None:
     rank.saver.close(0)
     rank.snapshot([item(WINDOW, 5, write=100), item(IMAGE, 6)])
-    report, _, _ = rank.worker.poll()
+    (report,), _, _ = rank.worker.poll()
     assert [failed.fault for failed in report.saves[0].failed] == [Fault.CANCELLED] * 2
     assert [(write.job, write.stored) for write in report.writes] == [(100, False)]
 
@@ -89,7 +89,7 @@ def test_a_full_queue_fails_the_snapshot_and_its_writes(rank: OneRank) -> None:
 def test_a_copy_that_cannot_be_fails_its_item_and_not_the_engines_step(rank: OneRank) -> None:
     rank.snapshot([item(WINDOW, 99), item(IMAGE, 6), item(IMAGE, 6, slot=77)])
     rank.run()
-    report, _, _ = rank.worker.poll()
+    (report,), _, _ = rank.worker.poll()
     assert [failed.item for failed in report.saves[0].failed] == [0, 2]
     assert rank.recorder.snapshot()["save_failed"] == 2
 
@@ -98,7 +98,7 @@ def test_a_snapshot_that_waited_long_is_as_good_as_ever(rank: OneRank) -> None:
     rank.snapshot([item(IMAGE, 6)])
     rank.clock.advance(100.0)
     rank.run()
-    report, _, _ = rank.worker.poll()
+    (report,), _, _ = rank.worker.poll()
     assert report.saves[0].failed == ()
 
 
@@ -124,9 +124,9 @@ def test_a_snapshot_is_copied_before_a_load_of_the_same_order_writes(rank: OneRa
 
 def test_a_snapshot_counts_as_work_in_flight_until_it_is_sealed(rank: OneRank) -> None:
     rank.snapshot([item(IMAGE, 6)])
-    assert rank.worker.poll()[0] is None
+    assert rank.worker.poll()[0] == ()
     rank.run()
-    report, _, _ = rank.worker.poll()
+    (report,), _, _ = rank.worker.poll()
     assert [save.job for save in report.saves] == [1]
     assert report.rank == Rank(0)
     assert rank.arena.frame(GroupId(2), 0)[:8] == b"KVSTOW\r\n"

@@ -110,8 +110,8 @@ class Stack:
         self.worker.fence(order.fences)
         self.worker.submit(order)
         self.worker.wait_for_news(STEP_WAIT_S)
-        report, loads, sent = self.worker.poll()
-        if report is not None:
+        reports, loads, sent = self.worker.poll()
+        for report in reports:
             self.planner.report(report)
         return dict(loads), set(sent)
 

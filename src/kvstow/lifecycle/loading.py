@@ -9,7 +9,6 @@ from kvstow.clock import Clock
 from kvstow.keys.ids import ChunkRef, Rank
 from kvstow.layout.geometry import NO_BLOCK, GroupId, GroupKind
 from kvstow.lifecycle.directory import Directory
-from kvstow.lifecycle.ledger import LoadLedger
 from kvstow.lifecycle.limits import BlockTables, PlannerLimits
 from kvstow.lifecycle.messages import (
     NO_SLOT,
@@ -18,11 +17,13 @@ from kvstow.lifecycle.messages import (
     LoadItem,
     LoadJob,
     LoadReport,
+    PlaceInArena,
     Slot,
     Tier,
 )
 from kvstow.lifecycle.requests import MISS, PENDING, LoadRun, Lookup, Match, Phase, TrackedRequest
-from kvstow.metrics import Metric, Recorder
+from kvstow.lifecycle.silence import RankWatch
+from kvstow.metrics import Metric, OnceLogger, Recorder
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +53,12 @@ class LoadPlanner:
         self._recorder = recorder
         self._jobs = jobs
         self._runs: dict[JobId, LoadRun] = {}
-        self._ledger = LoadLedger(clock, 2 * limits.load_timeout_s)
+        self._watch = RankWatch(clock, 2 * limits.load_timeout_s)
+        self._dead: set[Rank] = set()
+        self._given_up: dict[JobId, LoadRun] = {}
+        self._failures = OnceLogger(logger, clock)
         self._disk_degraded_until_s = float("-inf")
         self._orders: list[LoadJob] = []
-        self._abandons: list[JobId] = []
         # A chunk's frames in further groups bring the same tokens, and are not counted again.
         self._counted = next(
             (GroupId(i) for i, rule in enumerate(limits.rules) if rule.kind is GroupKind.PAGED), None
@@ -77,7 +80,8 @@ class LoadPlanner:
         limits = self._limits
         if not limits.loads or not self._directory.is_open:
             return MISS
-        if len(self._runs) >= limits.pending_loads_max:
+        # A dead rank would not load it; and what it was told to load before is not bounded otherwise.
+        if len(self._runs) >= limits.pending_loads_max or self._dead:
             return MISS
         self.refresh_disk()
         start = computed // limits.chunk_tokens
@@ -110,16 +114,15 @@ class LoadPlanner:
             items = self._load_items(request, blocks, stop)
         if not items:
             self._recorder.count(Metric.REFUSED_PROMISES)
-            logger.error(
-                "kvstow: %d tokens promised to request %s at floor %d cannot be loaded any more; recomputing",
-                promised,
-                request.request_id,
-                request.floor,
+            self._failures.error(
+                "promise refused",
+                f"{promised} tokens promised to request {request.request_id} at floor {request.floor} "
+                "cannot be loaded any more; the request recomputes them",
             )
         request.boundary = boundary
         request.phase = Phase.LOADING
         self._runs[job] = LoadRun(request, items, pinned, max(1, self._directory.world_size))
-        self._ledger.dispatch(job)
+        self._runs[job].ordered = self._watch.now()
         self._orders.append(LoadJob(job, request.request_id, items))
         self._recorder.count(Metric.PROMISED_TOKENS, promised)
 
@@ -138,18 +141,26 @@ class LoadPlanner:
         self._orders.clear()
         return orders
 
-    def take_abandons(self) -> tuple[JobId, ...]:
-        """Loads whose reports seem lost, each once."""
-        self._expire()
-        abandons = tuple(self._abandons)
-        self._abandons.clear()
-        return abandons
+    def end_silent(self) -> None:
+        """End the loads of ranks from which nothing comes any more; once a step."""
+        self._watch.step()
+        for job, run in list(self._runs.items()):
+            silent = {rank for rank in run.waiting if self._watch.is_silent(rank, run.ordered)}
+            if silent:
+                self._dead |= silent
+                self._give_up(job, run)
+
+    def heard(self, rank: Rank) -> None:
+        """A report came from ``rank``: it lives."""
+        self._watch.heard(rank)
+        self._dead.discard(rank)
 
     def reported(self, rank: Rank, load: LoadReport) -> None:
         """One rank is done with a load."""
         run = self._runs.get(load.job)
         if run is None or rank not in run.waiting:
             self._recorder.count(Metric.LATE_REPORTS)
+            self._came_back(rank, load)
             return
         run.waiting.discard(rank)
         run.refused = run.refused or load.refused
@@ -217,7 +228,6 @@ class LoadPlanner:
 
     def _end(self, job: JobId, run: LoadRun) -> None:
         del self._runs[job]
-        self._ledger.ended(job)
         request, directory = run.request, self._directory
         failed = bool(run.faults) or run.refused or not run.items
         directory.unpin(run.pinned)
@@ -264,36 +274,32 @@ class LoadPlanner:
         faults = sorted({fault.value for fault in run.faults.values()}) or ["refused"]
         if Fault.TIMEOUT.value in faults:
             self._recorder.count(Metric.LOAD_TIMEOUTS)
-        logger.error(
-            "kvstow: load %d of request %s failed (%s): %d of %d frames, %d tokens from token %d; "
-            "the request recomputes them",
-            job,
-            request.request_id,
-            ", ".join(faults),
-            len(run.faults),
-            len(run.items),
-            run.tokens,
-            run.floor,
+        self._failures.error(
+            f"load failed: {', '.join(faults)}",
+            f"load {job} of request {request.request_id}: {len(run.faults)} of {len(run.items)} frames, "
+            f"{run.tokens} tokens from token {run.floor}; the request recomputes them",
         )
 
-    def _expire(self) -> None:
-        for job in self._ledger.expired():
-            run = self._runs[job]
-            if not run.abandoned:
-                run.abandoned = True
-                self._abandons.append(job)
-                self._ledger.restart(job)
-                continue
-            # No rank that is alive keeps silent for two bounds. Its reads may still land in
-            # the slots, so those are never used again.
-            silent = len(run.waiting)
-            for item in run.items:
-                if item.source is Tier.DISK and item.slot != NO_SLOT:
-                    place = (item.ref.group, item.slot)
-                    run.busy[place] = run.busy.get(place, 0) + silent
-            run.faults.update(dict.fromkeys(range(len(run.items)), Fault.TIMEOUT))
-            run.refused = True
-            self._end(job, run)
+    def _give_up(self, job: JobId, run: LoadRun) -> None:
+        """End a load that some ranks say nothing of: their reads may still land in its slots."""
+        for place in _promoted_places(run):
+            run.busy[place] = run.busy.get(place, 0) + len(run.waiting)
+        run.faults.update(dict.fromkeys(range(len(run.items)), Fault.TIMEOUT))
+        run.refused = True
+        self._given_up[job] = run
+        self._end(job, run)
+
+    def _came_back(self, rank: Rank, load: LoadReport) -> None:
+        """A rank that was taken for dead is done with a load: it no longer writes its slots."""
+        run = self._given_up.get(load.job)
+        if run is None or rank not in run.waiting:
+            return
+        run.waiting.discard(rank)
+        for place in _promoted_places(run):
+            if place not in load.busy:
+                self._directory.slot_freed(*place)
+        if not run.waiting:
+            del self._given_up[load.job]
 
     def _by_tier(self, run: LoadRun) -> dict[Tier, int]:
         """The tokens of a load by the tier they come from; together all of them, if it is issued."""
@@ -310,3 +316,10 @@ class LoadPlanner:
                 first = item.ref.index * chunk_tokens
                 tokens[item.source] += first + chunk_tokens - max(first, run.floor)
         return tokens
+
+
+def _promoted_places(run: LoadRun) -> list[PlaceInArena]:
+    """The slots that a load fills on its way from disk."""
+    return [
+        (item.ref.group, item.slot) for item in run.items if item.source is Tier.DISK and item.slot != NO_SLOT
+    ]

@@ -20,6 +20,9 @@ JobId = NewType("JobId", int)
 Slot = NewType("Slot", int)
 """Index of a frame's place in a rank's arena, per group; each rank maps it to its own memory."""
 
+PlaceInArena = tuple[GroupId, Slot]
+"""A slot of one group."""
+
 NO_SLOT = Slot(-1)
 NO_JOB = JobId(0)
 
@@ -155,8 +158,8 @@ class WorkOrder(msgspec.Struct, frozen=True):
             copied before the worker gives the step back, so they hold no block.
         fences: save jobs whose source blocks the engine is about to reuse: cancel what has
             not begun and wait for the copy that has, before the step's forward.
-        abandons: load jobs to report as failed now, known or not.
         holds: finished requests to report once their saves have ended.
+        acknowledged: the number of the last report that was taken in, by rank.
     """
 
     removes: tuple[ChunkRef, ...] = ()
@@ -165,8 +168,8 @@ class WorkOrder(msgspec.Struct, frozen=True):
     loads: tuple[LoadJob, ...] = ()
     writes: tuple[WriteItem, ...] = ()
     fences: tuple[JobId, ...] = ()
-    abandons: tuple[JobId, ...] = ()
     holds: tuple[Hold, ...] = ()
+    acknowledged: tuple[int, ...] = ()
 
 
 class Fault(StrEnum):
@@ -197,7 +200,7 @@ class LoadReport(msgspec.Struct, frozen=True):
     job: JobId
     failed: tuple[FailedItem, ...] = ()
     refused: bool = False
-    busy: tuple[tuple[GroupId, Slot], ...] = ()
+    busy: tuple[PlaceInArena, ...] = ()
 
 
 class SaveReport(msgspec.Struct, frozen=True):
@@ -215,10 +218,16 @@ class WriteReport(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What ended on one rank since its last report."""
+    """What ended on one rank since its last report.
+
+    Attributes:
+        number: 1 for the rank's first; see `kvstow.lifecycle.delivery`.
+        freed: slots that were reported busy and are not any more.
+    """
 
     rank: Rank
+    number: int
     loads: tuple[LoadReport, ...] = ()
     saves: tuple[SaveReport, ...] = ()
     writes: tuple[WriteReport, ...] = ()
-    freed: tuple[tuple[GroupId, Slot], ...] = ()
+    freed: tuple[PlaceInArena, ...] = ()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from kvstow.clock import Clock
 from kvstow.errors import ConfigError
 from kvstow.keys.ids import ChunkId
+from kvstow.lifecycle.delivery import Inbox
 from kvstow.lifecycle.directory import Directory
 from kvstow.lifecycle.limits import BlockTables, PlannerLimits
 from kvstow.lifecycle.loading import LoadPlanner
@@ -20,7 +21,7 @@ from kvstow.lifecycle.requests import Match, Phase, TrackedRequest
 from kvstow.lifecycle.saving import SavePlanner
 from kvstow.lifecycle.snapshots import SnapshotPlanner
 from kvstow.lifecycle.writing import WritePlanner
-from kvstow.metrics import Recorder
+from kvstow.metrics import Metric, Recorder
 
 
 class Planner:
@@ -46,6 +47,7 @@ class Planner:
         self._fences: list[JobId] = []
         self._holds: list[Hold] = []
         self._holding: set[JobId] = set()
+        self._inbox = Inbox()
 
     def open(self, hellos: Sequence[Hello]) -> None:
         """Start with what every rank said; raises ConfigError if they disagree, or with the limits."""
@@ -57,6 +59,7 @@ class Planner:
                 f"{self._limits.chunk_tokens} by {self._limits.rules}; start all with one configuration"
             )
         self._writes.open()
+        self._inbox.open(len(hellos))
 
     # ---- events from the engine --------------------------------------------------------
 
@@ -217,7 +220,7 @@ class Planner:
         """Everything that every rank is to do now; each order is given once."""
         self._loads.refresh_disk()
         # Before the removals are taken: all of these may order some.
-        abandons = self._loads.take_abandons()
+        self._loads.end_silent()
         writes = self._writes.take()
         saves, snapshots = self._saves.take_orders(), self._snapshots.take_orders()
         order = WorkOrder(
@@ -227,8 +230,8 @@ class Planner:
             loads=self._loads.take_orders(),
             writes=writes,
             fences=tuple(self._fences),
-            abandons=abandons,
             holds=tuple(self._holds),
+            acknowledged=self._inbox.acknowledgements(),
         )
         self._fences.clear()
         self._holds.clear()
@@ -237,7 +240,11 @@ class Planner:
     # ---- reports from the workers ------------------------------------------------------
 
     def report(self, report: Report) -> None:
-        """Take in what ended on one rank. A late report changes nothing."""
+        """Take in what ended on one rank. One that comes twice, late or too early changes nothing."""
+        if not self._inbox.take(report):
+            self._recorder.count(Metric.LATE_REPORTS)
+            return
+        self._loads.heard(report.rank)
         for save in report.saves:
             if save.job in self._snapshots:
                 self._snapshots.reported(report.rank, save)

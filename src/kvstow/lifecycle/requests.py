@@ -9,7 +9,7 @@ import msgspec
 
 from kvstow.keys.ids import ROOT_CHUNK, ChunkId, ChunkRef, Rank
 from kvstow.layout.geometry import GroupId
-from kvstow.lifecycle.messages import Fault, JobId, LoadItem, RequestId, SaveItem, Slot
+from kvstow.lifecycle.messages import Fault, JobId, LoadItem, PlaceInArena, RequestId, SaveItem
 
 
 class Phase(Enum):
@@ -85,12 +85,12 @@ class LoadRun:
     """A load that some rank has not reported yet, of the tokens from ``floor`` to ``boundary``."""
 
     __slots__ = (
-        "abandoned",
         "boundary",
         "busy",
         "faults",
         "floor",
         "items",
+        "ordered",
         "pinned",
         "refused",
         "request",
@@ -107,9 +107,9 @@ class LoadRun:
         self.pinned = pinned
         self.waiting = {Rank(rank) for rank in range(ranks)}
         self.faults: dict[int, Fault] = {}
-        self.busy: dict[tuple[GroupId, Slot], int] = {}
+        self.busy: dict[PlaceInArena, int] = {}
         self.refused = False
-        self.abandoned = False
+        self.ordered = (0.0, 0)  # seconds and steps
 
     @property
     def tokens(self) -> int:

@@ -67,7 +67,8 @@ class Saver:
                 transfer.cancel()
 
     def take_reports(self) -> tuple[list[SaveReport], list[WriteReport]]:
-        """What ended since the last call."""
+        """What ended since the last call, with saves that waited too long ended here."""
+        self._expire()
         saves = drain(self._save_reports)
         for save in saves:
             self._saves.pop(save.job, None)
@@ -83,6 +84,7 @@ class Saver:
     def snapshot(self, job: SaveJob) -> None:
         """Copy out of blocks now, and queue the rest: when this returns they may change."""
         transfer = self._enter(job)
+        transfer.begin()  # it holds no blocks: nobody is in a hurry
         copied = [index for index, item in enumerate(job.items) if self._copy(transfer, index, item)]
         self._queue(transfer, partial(self._run_snapshot, transfer, copied))
 
@@ -103,11 +105,8 @@ class Saver:
         self._end(transfer)
 
     def _run_save(self, transfer: SaveTransfer) -> None:
-        parts = self._parts
-        waited_s = parts.clock.monotonic_s() - transfer.submitted_s
-        if waited_s > parts.limits.save_timeout_s:
-            parts.failures.warn("late save", f"a save waited {waited_s:.1f} s in the queue; dropped")
-            transfer.cancel()
+        if not transfer.begin():
+            return
         try:
             for index, item in enumerate(transfer.job.items):
                 if self._copy(transfer, index, item):
@@ -115,7 +114,7 @@ class Saver:
         finally:
             # Blocks and pins are held until these reports: they must come, also after a bug.
             self._end(transfer)
-            parts.news.set()
+            self._parts.news.set()
 
     def _run_snapshot(self, transfer: SaveTransfer, copied: list[int]) -> None:
         # However long it waited: it holds no blocks, and what is copied is as good as ever.
@@ -125,6 +124,15 @@ class Saver:
         finally:
             self._end(transfer)
             self._parts.news.set()
+
+    def _expire(self) -> None:
+        """Give up saves that wait for too long: blocks are held for them."""
+        parts = self._parts
+        for transfer in self._saves.values():
+            waited_s = parts.clock.monotonic_s() - transfer.submitted_s
+            if waited_s > parts.limits.save_timeout_s and transfer.give_up_waiting():
+                parts.failures.warn("late save", f"a save waited {waited_s:.1f} s in the queue; dropped")
+                self._end(transfer)
 
     def _copy(self, transfer: SaveTransfer, index: int, item: SaveItem) -> bool:
         """Gather an item into its slot; False if it was cancelled or cannot be."""

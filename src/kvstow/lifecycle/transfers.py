@@ -120,8 +120,25 @@ class SaveTransfer:
         self.submitted_s = submitted_s
         self._lock = threading.Lock()
         self._cancelled = False
+        self._begun = False
+        self._over = False
         # An item that nobody finished, whatever happened to its thread, holds nothing.
         self._faults: dict[int, Fault] = dict.fromkeys(range(len(job.items)), Fault.UNAVAILABLE)
+
+    def begin(self) -> bool:
+        """Its turn has come; False if it was given up while it waited."""
+        with self._lock:
+            self._begun = not self._over
+            return self._begun
+
+    def give_up_waiting(self) -> bool:
+        """End it if its turn has not come: then it will not begin; whoever does this reports it."""
+        with self._lock:
+            if self._begun or self._over:
+                return False
+            self._over = True
+            self._faults = dict.fromkeys(self._faults, Fault.CANCELLED)
+            return True
 
     def read_blocks(self, item: int, copy: Callable[[], None]) -> bool:
         """Run ``copy`` unless the job was cancelled; False if it was."""

@@ -24,7 +24,8 @@ from kvstow.clock import Clock
 from kvstow.codec.base import Codec
 from kvstow.errors import CorruptFrameError, StoreError
 from kvstow.keys.ids import NamespaceDigest, Rank
-from kvstow.layout.geometry import GroupId, Layout
+from kvstow.layout.geometry import Layout
+from kvstow.lifecycle.delivery import Outbox
 from kvstow.lifecycle.ledger import LoadLedger
 from kvstow.lifecycle.messages import (
     NO_SLOT,
@@ -34,9 +35,9 @@ from kvstow.lifecycle.messages import (
     LoadItem,
     LoadJob,
     LoadReport,
+    PlaceInArena,
     Report,
     RequestId,
-    Slot,
     Tier,
     WorkOrder,
 )
@@ -111,9 +112,10 @@ class Worker:
         self._ledger = LoadLedger(clock, limits.load_timeout_s)
         self._loads: dict[JobId, LoadTransfer] = {}
         self._holds: list[Hold] = []
+        self._outbox = Outbox(rank)
         # Filled by the threads, drained by `poll`: deque's append and popleft are atomic.
         self._load_reports: deque[LoadReport] = deque()
-        self._freed: deque[tuple[GroupId, Slot]] = deque()
+        self._freed: deque[PlaceInArena] = deque()
         self._finished_loads: list[tuple[RequestId, bool]] = []
 
     # ---- the engine's thread -----------------------------------------------------------
@@ -141,9 +143,8 @@ class Worker:
             self._saver.write(write)
         for load in order.loads:
             self._submit_load(load)
-        for job in order.abandons:
-            self._abandon(job)
         self._holds.extend(order.holds)
+        self._outbox.ordered(order.acknowledged)
 
     def wait_for_news(self, wait_s: float) -> None:
         """Wait until something ended, at most ``wait_s``, if anything is in flight.
@@ -153,26 +154,23 @@ class Worker:
         if self._loads or self._saver.is_busy:
             self._news.wait(wait_s)
 
-    def poll(self) -> tuple[Report | None, list[tuple[RequestId, bool]], list[RequestId]]:
-        """What ended since the last call, with loads past their bound ended here.
+    def poll(self) -> tuple[tuple[Report, ...], list[tuple[RequestId, bool]], list[RequestId]]:
+        """What ended since the last call, with loads and saves past their bound ended here.
 
         Returns:
-            The report for the planner (None if nothing ended); requests whose load ended and
-            whether it succeeded; and held requests whose saves have ended.
+            Reports for the planner, in order; requests whose load ended and whether it
+            succeeded; and held requests whose saves have ended.
         """
         self._news.clear()
+        loads = self._take_load_reports()
+        # Only now: one that ended gives those behind it their time anew.
         self._expire()
-        loads = drain(self._load_reports)
-        for report in loads:
-            self._load_ended(report)
+        loads += self._take_load_reports()
         saves, writes = self._saver.take_reports()
         freed = drain(self._freed)
         finished, self._finished_loads = self._finished_loads, []
         sent = self._release_holds()
-        if not (loads or saves or writes or freed):
-            return None, finished, sent
-        report_up = Report(self._rank, tuple(loads), tuple(saves), tuple(writes), tuple(freed))
-        return report_up, finished, sent
+        return self._outbox.post(loads, saves, writes, freed), finished, sent
 
     def shutdown(self) -> None:
         """Give up loads and saves, let queued writes finish for a bounded time, close the stores."""
@@ -305,20 +303,15 @@ class Worker:
         for job in self._ledger.expired():
             self._give_up(self._loads[job], Fault.TIMEOUT)
 
-    def _abandon(self, job: JobId) -> None:
-        transfer = self._loads.get(job)
-        if transfer is None:
-            self._load_reports.append(LoadReport(job, refused=True))
-        else:
-            self._give_up(transfer, Fault.TIMEOUT)
-
     def _give_up(self, transfer: LoadTransfer, fault: Fault) -> None:
         report = transfer.give_up(fault)
         if report is not None:
             self._load_reports.append(report)
 
-    def _load_ended(self, report: LoadReport) -> None:
-        self._ledger.ended(report.job)
-        transfer = self._loads.pop(report.job, None)
-        if transfer is not None:
-            self._finished_loads.append((transfer.job.request, not report.failed and not report.refused))
+    def _take_load_reports(self) -> list[LoadReport]:
+        reports = drain(self._load_reports)
+        for report in reports:
+            self._ledger.ended(report.job)
+            request = self._loads.pop(report.job).job.request
+            self._finished_loads.append((request, not report.failed and not report.refused))
+        return reports

@@ -118,8 +118,8 @@ class StowConnector(KVConnectorBase_V1, SupportsHMA):
         return self._worker.results()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        report = self._worker.take_report()
-        return StowWorkerMetadata([report]) if report is not None else None
+        reports = self._worker.take_reports()
+        return StowWorkerMetadata(list(reports)) if reports else None
 
     def shutdown(self) -> None:
         if self._worker_half is not None:

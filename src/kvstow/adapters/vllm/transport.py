@@ -35,7 +35,7 @@ class StowMetadata(KVConnectorMetadata):
 
 @dataclass
 class StowWorkerMetadata(KVConnectorWorkerMetadata):
-    """The reports of one step, one from each worker that has something to say."""
+    """The reports of one step, of all workers that have something to say."""
 
     reports: list[Report] = field(default_factory=list)
 

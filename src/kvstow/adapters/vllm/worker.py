@@ -69,7 +69,7 @@ class WorkerHalf:
         self._worker: Worker | None = None
         self._hello: Hello | None = None
         self._arena: Arena | None = None
-        self._report: Report | None = None
+        self._reports: tuple[Report, ...] = ()
         self._is_idle = False
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
@@ -157,22 +157,22 @@ class WorkerHalf:
             self._worker.submit(metadata.order)
 
     def results(self) -> KVConnectorTransferResults:
-        """What ended; the report for the planner waits in `take_report`."""
+        """What ended; the reports for the planner wait in `take_reports`."""
         if self._worker is None:
             return KVConnectorTransferResults()
         if self._is_idle:
             self._worker.wait_for_news(IDLE_WAIT_S)
-        self._report, loads, sent = self._worker.poll()
+        self._reports, loads, sent = self._worker.poll()
         return KVConnectorTransferResults(
             finished_sending=set(sent),
             finished_recving={request for request, _ in loads},
             failed_recving={request for request, loaded in loads if not loaded},
         )
 
-    def take_report(self) -> Report | None:
-        """The step's report, once."""
-        report, self._report = self._report, None
-        return report
+    def take_reports(self) -> tuple[Report, ...]:
+        """The step's reports, once."""
+        reports, self._reports = self._reports, ()
+        return reports
 
     def shutdown(self) -> None:
         """Stop the threads, let queued writes finish within their bound, free the arena."""
