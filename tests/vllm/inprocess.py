@@ -85,11 +85,13 @@ class Engine:
         lora: LoRARequest | None = None,
         content: Any = None,
         logprobs: bool = False,
+        uses_caches: bool = True,
     ) -> str:
         """Queue a request; returns the name that `answers` has it under.
 
         Args:
             content: a prompt of another kind than ``tokens``.
+            uses_caches: whether anything may be reused, of the engine's own or of kvstow's.
         """
         self._serial += 1
         name = name or f"request-{self._serial}"
@@ -102,6 +104,7 @@ class Engine:
             detokenize=False,
             ignore_eos=True,
             logprobs=VOCABULARY if logprobs else None,
+            skip_reading_prefix_cache=not uses_caches,
         )
         self.answers[name] = Answer()
         self._names[name] = self.llm.llm_engine.add_request(name, asked, params, lora_request=lora)

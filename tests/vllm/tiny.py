@@ -17,8 +17,13 @@ from transformers import (
 VOCABULARY = 512
 
 
-def make_llama(folder: Path, *, seed: int = 0, layers: int = 3) -> Path:
-    """A dense model with grouped-query attention."""
+def make_llama(folder: Path, *, seed: int = 0, layers: int = 3, spread: float = 0.02) -> Path:
+    """A dense model with grouped-query attention.
+
+    Args:
+        spread: standard deviation of the weights. With the usual one hardly more than the last token
+            decides what is said.
+    """
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -30,6 +35,7 @@ def make_llama(folder: Path, *, seed: int = 0, layers: int = 3) -> Path:
         head_dim=32,
         max_position_embeddings=4096,
         tie_word_embeddings=False,
+        initializer_range=spread,
         bos_token_id=1,
         eos_token_id=2,
     )
