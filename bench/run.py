@@ -38,6 +38,7 @@ class Bench:
 BENCHES = (
     Bench("gather", quick=("--payload-mib", "64", "--rounds", "5")),
     Bench("transfer", quick=("--payload-mib", "256", "--rounds", "5")),
+    Bench("contracts", ("--root", "{root}"), ("--frames", "8", "--transfer-mib", "32", "--rounds", "3")),
     Bench("arena"),
     Bench("disk", ("--root", "{root}")),
     Bench("lookup", quick=("--rounds", "100")),

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import psutil
 import pytest
 
 from kvstow.errors import ConfigError, InvariantError
 from kvstow.layout.geometry import GroupId
 from kvstow.stores.arena import Arena, slots_for
+from kvstow.testing.arena_contract import ArenaContract
 
 if TYPE_CHECKING:
     from conftest import Fork
 
 PAGE = 4096
-G0, G1 = GroupId(0), GroupId(1)
+G0 = GroupId(0)
 
 
-@pytest.fixture
-def arena() -> Iterator[Arena]:
-    arena = Arena(slots=(3, 2), frame_bytes=(2 * PAGE, 5 * PAGE), staging_frames=2)
-    yield arena
-    arena.close()
+class TestArena(ArenaContract):
+    def make(self, slots: Sequence[int], frame_bytes: Sequence[int], staging_frames: int) -> Arena:
+        return Arena(slots, frame_bytes, staging_frames)
 
 
 def test_slots_are_equal_for_all_groups_and_fit_the_budget() -> None:
@@ -44,81 +41,9 @@ def test_a_budget_below_one_chunk_names_what_is_needed() -> None:
         slots_for(23 * PAGE - 1, (3 * PAGE, 10 * PAGE), staging_frames=1)
 
 
-def test_frames_are_whole_aligned_and_apart(arena: Arena) -> None:
-    frames = [arena.frame(G0, slot) for slot in range(3)] + [arena.frame(G1, slot) for slot in range(2)]
-    frames += [arena.acquire_staging(group, 0.0).frame for group in (G0, G1)]
-    assert [len(frame) for frame in frames] == [2 * PAGE] * 3 + [5 * PAGE] * 2 + [2 * PAGE, 5 * PAGE]
-    for number, frame in enumerate(frames, start=1):
-        assert np.frombuffer(frame, np.uint8).ctypes.data % PAGE == 0
-        frame[:] = bytes([number]) * len(frame)
-    for number, frame in enumerate(frames, start=1):
-        assert frame == bytes([number]) * len(frame)
-
-
-def test_a_slot_is_the_same_memory_each_time(arena: Arena) -> None:
-    arena.frame(G1, 1)[:3] = b"abc"
-    assert arena.frame(G1, 1)[:3] == b"abc"
-
-
-@pytest.mark.parametrize(("group", "slot"), [(0, 3), (0, -1), (1, 2), (2, 0), (-1, 0)])
-def test_what_is_outside_is_refused(arena: Arena, group: int, slot: int) -> None:
-    with pytest.raises(InvariantError, match=f"group {group} slot {slot}"):
-        arena.frame(GroupId(group), slot)
-
-
-@pytest.mark.parametrize(
-    ("slots", "frames"), [((1,), (PAGE, PAGE)), ((1,), (100,)), ((), ()), ((-1,), (PAGE,))]
-)
-def test_sizes_that_make_no_sense_are_refused(slots: tuple[int, ...], frames: tuple[int, ...]) -> None:
-    with pytest.raises(InvariantError):
-        Arena(slots, frames, staging_frames=1)
-
-
 def test_more_than_the_machine_can_map_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="lower the arena budget"):
         Arena((1 << 40,), (1 << 30,), staging_frames=0)
-
-
-def test_staging_is_bounded_and_comes_back(arena: Arena) -> None:
-    first, second = arena.acquire_staging(G0, 0.0), arena.acquire_staging(G1, 0.0)
-    assert first is not None
-    assert second is not None
-    assert arena.acquire_staging(G0, 0.0) is None
-    assert arena.acquire_staging(G0, 0.001) is None
-    first.release()
-    with pytest.raises(InvariantError, match="released twice"):
-        first.release()
-    with arena.acquire_staging(G1, 0.0) as frame:
-        assert len(frame) == 5 * PAGE
-        assert arena.acquire_staging(G1, 0.0) is None
-    assert arena.acquire_staging(G1, 0.0) is not None
-
-
-def test_a_waiting_reader_gets_the_frame_that_is_released(arena: Arena) -> None:
-    lent = [arena.acquire_staging(G0, 0.0), arena.acquire_staging(G0, 0.0)]
-    got = []
-    reader = threading.Thread(target=lambda: got.append(arena.acquire_staging(G0, 30.0)))
-    reader.start()
-    lent[1].release()
-    reader.join()
-    assert got[0] is not None
-
-
-def test_close_wakes_a_waiting_reader(arena: Arena) -> None:
-    lent = [arena.acquire_staging(G0, 0.0), arena.acquire_staging(G0, 0.0)]
-    refused = []
-
-    def wait() -> None:
-        with pytest.raises(InvariantError, match="closed"):
-            arena.acquire_staging(G0, 30.0)
-        refused.append(True)
-
-    reader = threading.Thread(target=wait)
-    reader.start()
-    arena.close()
-    reader.join()
-    assert refused == [True]
-    assert len(lent) == 2
 
 
 def test_prefault_brings_in_all_pages_and_alters_none() -> None:
@@ -151,15 +76,8 @@ def test_close_stops_prefault_and_frees_the_memory() -> None:
     assert arena.wait_prefaulted(0.0)
 
 
-def test_a_view_in_use_outlives_close(arena: Arena) -> None:
-    frame = arena.frame(G0, 0)
-    frame[:4] = b"keep"
-    arena.close()
-    assert frame[:4] == b"keep"
-
-
-def test_a_killed_process_leaves_nothing_behind(fork: Fork) -> None:
-    before = set(os.listdir("/dev/shm"))
+def test_a_process_that_is_killed_leaves_nothing_behind(fork: Fork) -> None:
+    """All is anonymous memory, which the kernel takes back: no file in /dev/shm or elsewhere."""
 
     def work(say: Callable[[bytes], None]) -> None:
         arena = Arena((16,), (1 << 20,), staging_frames=1)
@@ -167,10 +85,16 @@ def test_a_killed_process_leaves_nothing_behind(fork: Fork) -> None:
         say(b"+")
         signal.pause()
 
+    before = _mapped_files(os.getpid())
     child = fork(work)
     assert child.hear(1) == b"+"
+    assert _mapped_files(child.pid) <= before
     child.kill()
-    assert set(os.listdir("/dev/shm")) == before
+
+
+def _mapped_files(pid: int) -> set[str]:
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {line.partition("/")[2] for line in lines if "/" in line}
 
 
 def _minor_faults() -> int:

@@ -19,19 +19,19 @@ from hypothesis import strategies as st
 from kvstow.clock import ManualClock
 from kvstow.errors import CorruptFrameError, NoSpaceError, StoreUnavailableError
 from kvstow.keys.ids import NamespaceDigest, Rank
-from kvstow.stores.base import Store
+from kvstow.stores.base import FrameName, Store
 from kvstow.stores.disk import DiskRoot, DiskStore
 from kvstow.stores.framing import HEADER_BYTES
-from kvstow.testing.store_contract import (
+from kvstow.testing.samples import (
     NAMESPACE,
     RANK,
-    StoreContract,
     blank_frame,
     opened,
     sample_frame,
     sample_name,
     sample_payload,
 )
+from kvstow.testing.store_contract import StoreContract
 
 FRAME_BYTES = len(sample_frame(sample_name(0)))
 OLD_NAMESPACE = NamespaceDigest(bytes(32))
@@ -112,9 +112,15 @@ def file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 class TestDiskStoreContract(StoreContract):
+    budget_frames = 64
+
+    def damage(self, store: Store, name: FrameName, content: bytes) -> None:
+        assert isinstance(store, DiskStore)
+        stored_file(Path(store.root.path), name.ref.index).write_bytes(content)
+
     @pytest.fixture
     def store(self, tmp_path: Path, file_system: str) -> Iterator[Store]:
-        store = open_store(tmp_path)
+        store = open_store(tmp_path, budget_bytes=self.budget_frames * FRAME_BYTES)
         yield store
         store.close()
         assert not [name for name in files_under(tmp_path) if name.startswith(".")]

@@ -17,7 +17,7 @@ from kvstow.errors import InvariantError, StoreUnavailableError
 from kvstow.keys.ids import Rank
 from kvstow.stores.disk import DiskRoot, DiskStore
 from kvstow.stores.framing import open_frame
-from kvstow.testing.store_contract import (
+from kvstow.testing.samples import (
     NAMESPACE,
     blank_frame,
     opened,

@@ -118,6 +118,8 @@ class Arena:
         self._starts = (0, *accumulate(group_bytes))
         self._staging_bytes = max(frame_bytes)
         self.size_bytes = self._starts[-1] + staging_frames * self._staging_bytes
+        if not self.size_bytes:
+            raise InvariantError(f"slots={slots} and no staging frame: an arena holds one frame or more")
         self._map = _mapping(self.size_bytes)
         self._view = memoryview(self._map)
         self._free_staging = list(range(staging_frames))

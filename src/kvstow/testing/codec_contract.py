@@ -1,4 +1,17 @@
-"""What every codec must do. A codec's tests inherit `CodecContract` and say how to make it."""
+"""What every codec must do: inherit `CodecContract`, say how to make yours, and run pytest.
+
+::
+
+    class TestMyCodec(CodecContract):
+        def make(self, group, regions, threads=1):
+            return MyCodec(group, regions, threads)
+
+Regions are numpy arrays unless `regions` makes something else of them over the same memory: tensors
+on the host share it as they are. A codec for an accelerator (in triton, say) has memory of its own, and
+the contract looks at the arrays after each scatter: such a codec inherits with a small wrapper, made in
+`make`, that copies the arrays to device regions before each call and the regions back after it, one call
+at a time.
+"""
 
 from __future__ import annotations
 
