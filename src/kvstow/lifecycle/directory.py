@@ -181,6 +181,7 @@ class Directory:
         entry = self._filling_arena(table, ref)
         if entry.disk is Copy.FILLING and not busy_ranks:
             entry.arena = Copy.DOOMED  # a rank on which the save went well may be writing it
+            entry.promoting = False
         else:
             table.release_slot(entry, busy_ranks)
         table.forget_if_empty(entry)

@@ -52,7 +52,11 @@ class SavePlanner:
         stop = min(len(request.chunks), computed // self._limits.chunk_tokens)
         while request.next_save < stop and not self._missing(request, request.next_save):
             request.next_save += 1
-        return request.next_save < stop
+        # A chunk whose parent was evicted meanwhile would be of no use to anybody. Saving the parent
+        # again would let requests that do not fit together evict each other's chunks for ever.
+        return request.next_save < stop and (
+            request.next_save == 0 or not self._missing(request, request.next_save - 1)
+        )
 
     def save(self, request: TrackedRequest, computed: int, blocks: BlockTables) -> None:
         """Order the saves of all chunks of the first ``computed`` tokens that are not kept."""
@@ -63,6 +67,9 @@ class SavePlanner:
         items: list[SaveItem] = []
         chunks_max = limits.pending_saves_max - self._saves.chunks_in_flight
         index, chunks = request.next_save, 0
+        # Before any slot is taken: what these chunks build on may have no follower yet, and would be
+        # the victim. It stays pinned while they fill.
+        pinned = self._directory.pin(request.chunks, stop)
         while index < stop and chunks < chunks_max:
             missing = self._missing(request, index)
             if missing:
@@ -74,9 +81,8 @@ class SavePlanner:
             index += 1
         request.next_save = index
         if not items:
+            self._directory.unpin(pinned)
             return
-        # Pinned while it fills: eviction must not take its parents before it.
-        pinned = self._directory.pin(request.chunks, index)
         request.save_jobs.add(self._saves.order(request, items, pinned, index))
 
     def take_orders(self) -> tuple[SaveJob, ...]:

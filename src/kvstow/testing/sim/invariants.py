@@ -206,6 +206,26 @@ def everything_comes_back(world: World) -> None:
         raise ViolationError("everything_comes_back", "; ".join(problems))
 
 
+def kept_chunks_can_be_used(world: World) -> None:
+    """Eviction never takes what others build on: a chunk without its parents only fills a slot.
+
+    Asked in worlds where no frame goes but by eviction.
+    """
+    if not world.only_evicts:
+        return
+    directory = world.life.planner.directory
+    kept = {
+        (ref.group, ref.chunk) for ref in world.expected.frames if directory.is_kept(ref.group, ref.chunk)
+    }
+    for ref in world.expected.frames:
+        is_paged = world.scenario.model.groups[ref.group].kind is GroupKind.PAGED
+        if is_paged and ref.index and (ref.group, ref.chunk) in kept and (ref.group, ref.parent) not in kept:
+            raise ViolationError(
+                "kept_chunks_can_be_used",
+                f"group {ref.group} keeps chunk {ref.index} of a prefix, and not the chunk before it",
+            )
+
+
 def slots_are_accounted_for(world: World) -> None:
     """At rest every slot in use holds a frame that can be promised, except those of lost readers."""
     directory = world.life.planner.directory
@@ -267,6 +287,7 @@ def loads_fail_for_a_reason(world: World) -> None:
 AFTER_EVERY_EVENT: tuple[Callable[[World], None], ...] = (budgets_hold, valid_blocks_hold_oracle_bytes)
 AFTER_EVERY_STEP: tuple[Callable[[World], None], ...] = (
     loads_fail_for_a_reason,
+    kept_chunks_can_be_used,
     ready_frames_hold_oracle_bytes,
     outputs_are_the_models,
 )

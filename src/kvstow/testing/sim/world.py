@@ -136,18 +136,23 @@ class World:
     def keeps_all(self) -> bool:
         """Whether everything computed in this world must still be found."""
         counted = self.life.recorder.snapshot()
-        lossy = (
-            Metric.EVICTED_ARENA,
-            Metric.SAVE_SKIPPED_NO_SPACE,
-            Metric.SAVE_CANCELLED,
-            Metric.LOAD_FAILED,
+        return (
+            self.only_evicts
+            and self.scenario.pending_saves_max >= 64
+            and not counted[Metric.EVICTED_ARENA]
+            and not counted[Metric.SAVE_SKIPPED_NO_SPACE]
         )
+
+    @property
+    def only_evicts(self) -> bool:
+        """Whether no frame was lost in this world, other than to eviction."""
+        counted = self.life.recorder.snapshot()
         return (
             self.scenario.is_fault_free
             and self._lives == 1
             and not self.counts["forget all"]
-            and self.scenario.pending_saves_max >= 64
-            and not any(counted[metric] for metric in lossy)
+            and not counted[Metric.SAVE_CANCELLED]
+            and not counted[Metric.LOAD_FAILED]
         )
 
     def look_up(self, prompt: Prompt) -> Match:
