@@ -23,7 +23,7 @@ def test_nothing_given_is_all_defaults() -> None:
 def test_the_processs_environment_is_read_when_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTOW_CHUNK_TOKENS", "64")
     assert load_settings({}).chunk_tokens == 64
-    assert load_settings({}, {}).chunk_tokens == 256
+    assert load_settings({}, {}).chunk_tokens == 0
 
 
 def test_mapping_over_environment_over_file(tmp_path: Path) -> None:
@@ -83,11 +83,11 @@ def test_an_unknown_key_names_itself_its_place_and_the_nearest(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("key", "value", "want"),
     [
-        ("chunk_tokens", "256", "a whole number, 1 to 1048576"),
-        ("chunk_tokens", 0, "a whole number, 1 to 1048576"),
-        ("chunk_tokens", 1.5, "a whole number, 1 to 1048576"),
-        ("chunk_tokens", None, "a whole number, 1 to 1048576"),
-        ("chunk_tokens", True, "a whole number, 1 to 1048576"),
+        ("chunk_tokens", "256", "a whole number, 0 to 1048576"),
+        ("chunk_tokens", -1, "a whole number, 0 to 1048576"),
+        ("chunk_tokens", 1.5, "a whole number, 0 to 1048576"),
+        ("chunk_tokens", None, "a whole number, 0 to 1048576"),
+        ("chunk_tokens", True, "a whole number, 0 to 1048576"),
         ("arena_gib", 0, "a number above 0, at most 100000, or none"),
         ("arena_gib", float("nan"), "a number above 0, at most 100000, or none"),
         ("load_timeout_s", float("inf"), "a number above 0, at most 86400"),

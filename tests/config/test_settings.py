@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstow.config import Settings, check_chunk, resolve_arena_bytes
+from kvstow.config import Settings, check_chunk, choose_chunk, resolve_arena_bytes
 from kvstow.errors import ConfigError
 
 GIB = 2**30
@@ -25,7 +25,9 @@ def test_defaults_are_the_published_ones() -> None:
         "arena_gib": None,
         "disk_path": None,
         "disk_gib": 32.0,
-        "chunk_tokens": 256,
+        "chunk_tokens": 0,
+        "image_interval_tokens": 0,
+        "image_share": 0.25,
         "save": "all",
         "role": "both",
         "min_load_tokens": 0,
@@ -40,6 +42,7 @@ def test_defaults_are_the_published_ones() -> None:
         "codec": "auto",
         "disk_cooldown_s": 30.0,
         "shutdown_s_max": 10.0,
+        "self_test": True,
         "weights_digest": None,
         "namespace": "",
     }
@@ -109,3 +112,23 @@ def test_check_chunk_agrees_with_arithmetic_and_its_advice_works(chunk: int, blo
             assert abs(int(advice) - chunk) < math.lcm(*blocks)
     else:
         assert fits
+
+
+@pytest.mark.parametrize(
+    ("chosen", "block_tokens", "keeps_images", "chunk_tokens"),
+    [
+        (0, [16], False, 256),
+        (0, [32, 16], False, 256),
+        (0, [288], False, 288),
+        (0, [96], False, 288),
+        (0, [160, 32], True, 160),
+        (0, [288, 288], True, 288),
+        (64, [32], False, 64),
+        (100, [32], True, 100),  # what was chosen stays, and is checked later
+    ],
+)
+def test_a_chunk_that_is_left_open_suits_the_engine(
+    chosen: int, block_tokens: list[int], keeps_images: bool, chunk_tokens: int
+) -> None:
+    settings = choose_chunk(Settings(chunk_tokens=chosen), block_tokens, keeps_images=keeps_images)
+    assert settings.chunk_tokens == chunk_tokens

@@ -183,6 +183,77 @@ class TestMixedSparseModel:
         ]
 
 
+class TestMiniMaxM3:
+    """117 tensors in three layouts, as one rank of four registered them, and scales beside them."""
+
+    BLOCKS, TOKENS, DIM = 59454, 128, 128
+
+    def views(self) -> list[TensorView]:
+        blocks, tokens, dim = self.BLOCKS, self.TOKENS, self.DIM
+        found = []
+        for layer in reversed(range(60)):
+            name = f"model.layers.{layer}.self_attn.attn"
+            if layer < 3:
+                shape: tuple[int, ...] = (blocks, 1, tokens, 2 * dim)
+                found.append(view(name, shape, region=3 * layer, itemsize=1, dtype="uint8", block_axis=0))
+                continue
+            found += [
+                view(
+                    name,
+                    (blocks, 2, tokens, 1, dim),
+                    (16384, 974094336, 128, 128, 1),
+                    region=3 * layer,
+                    itemsize=1,
+                    dtype="uint8",
+                    block_axis=0,
+                    page_bytes=2 * tokens * dim,
+                ),
+                view(
+                    f"{name}.index_cache",
+                    (blocks, tokens, dim),
+                    region=3 * layer + 1,
+                    itemsize=1,
+                    dtype="float8_e4m3fn",
+                    block_axis=0,
+                ),
+            ]
+            # K's and V's lie in one tensor of [2, blocks, heads, tokens].
+            lines = blocks * tokens
+            found += [
+                view(
+                    f"{name}/{part}_scale",
+                    (blocks, 1, tokens),
+                    region=3 * layer + 2,
+                    offset=4 * lines * index,
+                    itemsize=4,
+                    dtype="float32",
+                    block_axis=0,
+                )
+                for index, part in enumerate("kv")
+            ]
+        return found
+
+    def test_every_tensor_becomes_its_runs_behind_its_layer(self) -> None:
+        found = discover(*self.views(), num_blocks=self.BLOCKS)
+        half, line = self.TOKENS * self.DIM, 4 * self.TOKENS
+        parts = [("/0", half), ("/1", half), (".index_cache", half), ("/k_scale", line), ("/v_scale", line)]
+        assert [(part.name, part.block_bytes) for part in found] == [
+            (f"model.layers.{layer}.self_attn.attn{part}", size)
+            for layer in range(60)
+            for part, size in ([("", 2 * half)] if layer < 3 else parts)
+        ]
+        assert {part.block_stride_bytes for part in found if part.name.endswith(("/0", "/1"))} == {half}
+
+    def test_v_begins_where_the_region_of_k_ends(self) -> None:
+        key, value = (
+            part
+            for part in discover(*self.views(), num_blocks=self.BLOCKS)
+            if part.name.startswith("model.layers.59.self_attn.attn/") and part.block_bytes == 16384
+        )
+        assert (key.region, value.offset_bytes - key.offset_bytes) == (value.region, 974094336)
+        assert key.inner == value.inner == "uint8:1[1,2@/,128@128,1,128@1]"
+
+
 class TestSharedMemory:
     def test_layers_that_share_their_cache_become_one_segment(self) -> None:
         shape = (NUM_BLOCKS, 2, 16, 8, 64)

@@ -92,7 +92,7 @@ class OneRank:
         self.worker.submit(WorkOrder(saves=(SaveJob(JobId(job), R, (item,)),)))
 
     def snapshot(self, items: Iterable[SaveItem], job: int = 1) -> None:
-        self.worker.submit(WorkOrder(snapshots=(SaveJob(JobId(job), R, tuple(items)),)))
+        self.worker.copy_snapshots(WorkOrder(snapshots=(SaveJob(JobId(job), R, tuple(items)),)))
 
     def load(self, items: Iterable[LoadItem], job: int = 9, request: RequestId = R) -> None:
         self.worker.submit(WorkOrder(loads=(LoadJob(JobId(job), request, tuple(items)),)))

@@ -46,6 +46,15 @@ def test_a_hit_touches_the_whole_prefix() -> None:
     assert (hit(bench, old), hit(bench, new)) == (2, 0)
 
 
+def test_a_lookup_is_no_use() -> None:
+    bench = Bench(hello(slots=4))
+    old = bench.save_prompt("old", 2)
+    new = bench.save_prompt("new", 2)
+    assert hit(bench, old) == 2
+    bench.save_prompt("more", 2)
+    assert (hit(bench, old), hit(bench, new)) == (0, 2)
+
+
 def test_a_prefix_that_a_load_reads_is_not_evicted() -> None:
     bench = Bench(hello(slots=4))
     old = bench.save_prompt("old", 4)
@@ -148,6 +157,15 @@ def test_several_groups_hit_where_all_of_them_do() -> None:
     assert hit(bench, ids) == 3
     bench.directory.drop(refs(ids, group=1)[2], Tier.ARENA)
     assert hit(bench, ids) == 2
+
+
+def test_a_chunk_is_saved_in_all_paged_groups_or_in_none() -> None:
+    bench = Bench(hello(rules=(PAGED, PAGED), slots=(4, 2)))
+    ids = chunk_ids("p", 3)
+    bench.planner.progress(A, ids, 3 * CHUNK, lambda: bench.tables(3 * CHUNK, groups=2))
+    (save,) = bench.planner.step().saves
+    assert {(item.ref.group, item.ref.index) for item in save.items} == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert (bench.directory.arena_in_use(0), bench.directory.arena_in_use(1)) == (2, 2)
 
 
 def test_misuse_is_named() -> None:

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lifecycle_bench import BLOCK, CHUNK, PAGED, STATE, Bench, chunk_ids, hello, refs, window
 
-from kvstow.keys.ids import Rank
 from kvstow.layout.geometry import NO_BLOCK, GroupId, GroupKind
 from kvstow.lifecycle.directory import Directory
-from kvstow.lifecycle.messages import NO_SLOT, Fault, Held, Report, RequestId, SaveReport, Tier, WriteReport
+from kvstow.lifecycle.messages import NO_SLOT, Fault, Held, RequestId, SaveReport, Tier, WriteReport
 from kvstow.lifecycle.requests import MISS, Lookup, Phase
 from kvstow.metrics import Recorder
 

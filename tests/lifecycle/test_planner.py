@@ -126,6 +126,15 @@ def test_a_load_ends_as_loaded_and_unpins() -> None:
     assert bench.counted("loaded_tokens_arena") == 2 * CHUNK
 
 
+def test_an_engine_may_take_up_a_part_of_a_promise() -> None:
+    bench = Bench()
+    ids = bench.save_prompt("p", 3)
+    assert bench.planner.match(A, ids, 3 * CHUNK + 1, 0).tokens == 3 * CHUNK
+    bench.planner.allocated(A, bench.tables(3 * CHUNK + 1), 2 * CHUNK)
+    (load,) = bench.planner.step().loads
+    assert [item.ref.index for item in load.items] == [0, 1]
+
+
 def test_a_promise_that_cannot_be_issued_is_ordered_to_fail() -> None:
     bench = Bench()
     ids = bench.save_prompt("p", 2)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from lifecycle_bench import CHUNK, PAGED, STATE, Bench, chunk_ids, hello, refs, window
 
-from kvstow.keys.ids import Rank
 from kvstow.layout.geometry import NO_BLOCK, BlockId, GroupId
 from kvstow.lifecycle.messages import (
     FailedItem,
     Fault,
     ImageOffer,
-    Report,
     RequestId,
     SaveReport,
     Tier,

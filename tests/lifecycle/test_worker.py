@@ -8,7 +8,7 @@ from lifecycle_bench import chunk_ids, refs
 from one_rank import OneRank, R, arena_item, disk_item
 
 from kvstow.errors import StoreUnavailableError
-from kvstow.layout.geometry import GroupId
+from kvstow.layout.geometry import BlockId, GroupId
 from kvstow.lifecycle.messages import (
     NO_SLOT,
     Fault,
@@ -17,11 +17,13 @@ from kvstow.lifecycle.messages import (
     LoadJob,
     LoadReport,
     RequestId,
+    SaveItem,
+    SaveJob,
     Slot,
     WorkOrder,
     WriteItem,
 )
-from kvstow.lifecycle.transfers import LoadTransfer
+from kvstow.lifecycle.transfers import LoadTransfer, SaveTransfer
 from kvstow.stores.base import FrameName, StoredFrame
 from kvstow.stores.disk.store import DiskStore
 
@@ -303,7 +305,7 @@ def test_a_load_given_up_waits_for_the_copy_that_runs_and_refuses_the_next() -> 
         copied.append("first")
 
     transfer.begin(0)
-    writer = threading.Thread(target=transfer.write_blocks, args=(copy,))
+    writer = threading.Thread(target=transfer.write_blocks, args=(copy,), daemon=True)
     writer.start()
     copying.wait()
     reports: list[LoadReport | None] = []
@@ -317,4 +319,29 @@ def test_a_load_given_up_waits_for_the_copy_that_runs_and_refuses_the_next() -> 
     assert copied == ["first"]
     assert [failed.fault for failed in reports[0].failed] == [Fault.TIMEOUT, Fault.TIMEOUT]
     transfer.write_blocks(lambda: copied.append("late"))
+    assert copied == ["first"]
+
+
+def test_a_fence_waits_for_the_copy_that_runs_and_refuses_the_next() -> None:
+    transfer = SaveTransfer(SaveJob(JobId(1), R, (SaveItem(REF, Slot(0), (BlockId(7),)),) * 2), 0.0)
+    copied: list[str] = []
+    copying, may_end = threading.Event(), threading.Event()
+
+    def copy() -> None:
+        copying.set()
+        may_end.wait()
+        copied.append("first")
+
+    reader = threading.Thread(target=transfer.read_blocks, args=(0, copy), daemon=True)
+    reader.start()
+    copying.wait()
+    fence = threading.Thread(target=transfer.cancel, daemon=True)
+    fence.start()
+    fence.join(0.05)
+    assert fence.is_alive()
+    may_end.set()
+    fence.join()
+    reader.join()
+    assert copied == ["first"]
+    assert not transfer.read_blocks(1, lambda: copied.append("late"))
     assert copied == ["first"]

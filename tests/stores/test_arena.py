@@ -13,7 +13,7 @@ import pytest
 
 from kvstow.errors import ConfigError, InvariantError
 from kvstow.layout.geometry import GroupId
-from kvstow.stores.arena import Arena, slots_for
+from kvstow.stores.arena import Arena, frames_for, slots_for
 from kvstow.testing.arena_contract import ArenaContract
 
 if TYPE_CHECKING:
@@ -100,3 +100,29 @@ def _mapped_files(pid: int) -> set[str]:
 def _minor_faults() -> int:
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return int(fields[7])
+
+
+@pytest.mark.parametrize(
+    ("budget", "frames", "shares", "slots"),
+    [
+        (1000, (10, 10), (0.0, 0.0), (50, 50)),
+        (1000, (10, 100), (0.0, 0.25), (75, 2)),
+        (1000, (10, 5, 100, 100), (0.0, 0.0, 0.2, 0.2), (40, 40, 2, 2)),
+        (1000, (100,), (0.25,), (10,)),  # nobody else wants the rest
+        (1000, (100, 100), (0.1, 0.1), (5, 5)),
+        (0, (10, 100), (0.0, 0.25), (0, 0)),
+    ],
+)
+def test_a_group_with_a_share_of_its_own_takes_none_of_the_others(
+    budget: int, frames: tuple[int, ...], shares: tuple[float, ...], slots: tuple[int, ...]
+) -> None:
+    assert frames_for(budget, frames, shares) == slots
+    assert sum(size * count for size, count in zip(frames, slots, strict=True)) <= budget
+
+
+def test_the_error_names_a_budget_that_is_enough() -> None:
+    frames, shares = (2 * PAGE, 9 * PAGE), (0.0, 0.25)
+    with pytest.raises(ConfigError, match=r"use (\d+) or more") as refused:
+        slots_for(PAGE, frames, 1, shares)
+    enough = int(str(refused.value).split("use ")[1].split(" ")[0])
+    assert min(slots_for(enough, frames, 1, shares)) >= 1

@@ -17,7 +17,11 @@ from typing import Any
 
 import torch
 from tiny import VOCABULARY
-from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+from vllm.distributed.kv_transfer import (
+    ensure_kv_transfer_shutdown,
+    get_kv_transfer_group,
+    has_kv_transfer_group,
+)
 from vllm.inputs import TokensPrompt
 from vllm.lora.request import LoRARequest
 
@@ -44,6 +48,7 @@ class Answer:
         tokens: generated.
         cached: prompt tokens that were not computed, from the engine's cache or kvstow's.
         logprobs: of the whole vocabulary, for each generated token.
+        prompt_logprobs: of each token of the prompt after the first, if asked for.
         blocks: ids of the first group's blocks that the request had before its last step; they hold
             what it computed until another request takes them. None after a single step.
         finish: why it ended, or None if it has not.
@@ -52,6 +57,7 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     cached: int = 0
     logprobs: list[dict[int, float]] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     finish: str | None = None
 
@@ -85,13 +91,15 @@ class Engine:
         lora: LoRARequest | None = None,
         content: Any = None,
         logprobs: bool = False,
-        uses_caches: bool = True,
+        prompt_logprobs: bool = False,
+        uses_caches: bool | None = None,
     ) -> str:
         """Queue a request; returns the name that `answers` has it under.
 
         Args:
             content: a prompt of another kind than ``tokens``.
-            uses_caches: whether anything may be reused, of the engine's own or of kvstow's.
+            uses_caches: whether anything may be reused, of the engine's own or of kvstow's; None leaves
+                it to vLLM, which looks at what else is asked.
         """
         self._serial += 1
         name = name or f"request-{self._serial}"
@@ -104,7 +112,8 @@ class Engine:
             detokenize=False,
             ignore_eos=True,
             logprobs=VOCABULARY if logprobs else None,
-            skip_reading_prefix_cache=not uses_caches,
+            prompt_logprobs=0 if prompt_logprobs else None,
+            skip_reading_prefix_cache=None if uses_caches is None else not uses_caches,
         )
         self.answers[name] = Answer()
         self._names[name] = self.llm.llm_engine.add_request(name, asked, params, lora_request=lora)
@@ -133,6 +142,9 @@ class Engine:
             answer.tokens = list(completion.token_ids)
             answer.cached = output.num_cached_tokens or 0
             answer.finish = completion.finish_reason
+            if output.prompt_logprobs:
+                said = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+                answer.prompt_logprobs = [row[token].logprob for token, row in said]
             if completion.logprobs is not None:
                 answer.logprobs = [
                     {token: entry.logprob for token, entry in row.items()} for row in completion.logprobs
@@ -204,6 +216,21 @@ class Engine:
     def block_ids(self, name: str) -> list[int]:
         return list(self.scheduler.kv_cache_manager.get_block_ids(self._names[name])[0])
 
+    def tables(self, name: str) -> list[list[int]]:
+        """Block ids of the request by group, while the engine has it; 0 where it keeps nothing."""
+        return [list(blocks) for blocks in self.scheduler.kv_cache_manager.get_block_ids(self._names[name])]
+
+    def group_bytes(self, group: int, block: int) -> bytes:
+        """What lies in a block of a group: the tensors of its layers, one after the other."""
+        layers = self.core.vllm_config.compilation_config.static_forward_context
+        pages = []
+        for layer in self.scheduler.kv_cache_config.kv_cache_groups[group].layer_names:
+            caches = layers[layer].kv_cache
+            # A recurrent layer has several: one for each part of its state.
+            for cache in caches if isinstance(caches, list | tuple) else [caches]:
+                pages.append(cache[block].contiguous().view(torch.uint8).numpy().tobytes())
+        return b"".join(pages)
+
     def request(self, name: str) -> Any:
         """The scheduler's request, while it has it."""
         return self.scheduler.requests[self._names[name]]
@@ -233,7 +260,12 @@ def running(model: Path, stow: dict[str, Any] | None = None, **options: Any) -> 
         options: vLLM's, on top of those under which its results are the same every time.
     """
     assert not has_kv_transfer_group(), "one engine at a time: vLLM keeps one worker's connector per process"
-    llm = start(model, stow, **options)
+    try:
+        llm = start(model, stow, **options)
+    except BaseException:
+        # Half a start leaves a connector, and the next engine would find it.
+        ensure_kv_transfer_shutdown()
+        raise
     try:
         yield Engine(llm)
     finally:

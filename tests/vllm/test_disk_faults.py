@@ -15,7 +15,7 @@ from gates import Gates, kvstow_log
 from inprocess import BLOCK, CHUNK, Answer, Engine, prompt, running
 
 from kvstow.errors import NoSpaceError, StoreUnavailableError
-from kvstow.lifecycle import worker as lifecycle_worker
+from kvstow.lifecycle import saver as lifecycle_saver
 from kvstow.lifecycle.messages import RequestId
 from kvstow.lifecycle.requests import Phase
 from kvstow.stores.base import FrameName
@@ -123,12 +123,11 @@ def test_a_flipped_byte(engine: Engine, gates: Gates, kept: OnDisk, where: str) 
     content[at] ^= 0x10
     bad.write_bytes(content)
     before = engine.counters()
-    with kvstow_log() as log:
-        counted = check_recomputed(engine, gates, kept, before)
+    # Said in full the first time, and counted every time.
+    counted = check_recomputed(engine, gates, kept, before)
     assert counted["corrupt_frames"] == 1
     # The bad file is gone: what lies there now, if anything, is the recomputed chunk.
     assert not bad.exists() or bad.read_bytes() == good
-    assert [record for record in log if "corrupt" in record.getMessage()]
 
 
 def test_a_truncated_file(engine: Engine, gates: Gates, kept: OnDisk) -> None:
@@ -345,7 +344,7 @@ def test_a_save_that_breaks_gives_blocks_and_pins_back(
     held = frames(folder)
     before = engine.counters()
     with monkeypatch.context() as patch:
-        patch.setattr(lifecycle_worker, "seal", broken)
+        patch.setattr(lifecycle_saver, "seal", broken)
         engine.ask(tokens)
         engine.settle()
         gates.wait_idle()

@@ -43,14 +43,7 @@ def test_bad_settings(llama: Path, stow: dict[str, Any], options: dict[str, Any]
     assert not [part for part in named if part not in said], said
 
 
-def test_a_model_with_windows_is_refused_by_name(tmp_path: Path) -> None:
-    said = refusal(tiny.make_gemma(tmp_path / "gemma"), num_gpu_blocks_override=300)
-    assert "window group" in said
-    assert "model.layers." in said
-    assert "--disable-hybrid-kv-cache-manager" in said
-
-
-def test_the_remedy_for_windows_works(tmp_path: Path) -> None:
+def test_windows_as_full_attention_work_too(tmp_path: Path) -> None:
     with running(
         tiny.make_gemma(tmp_path / "gemma"),
         num_gpu_blocks_override=300,

@@ -65,15 +65,38 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = 32.0
     chunk_tokens: Annotated[
-        Annotated[int, Meta(ge=1, le=1 << 20)],
+        Annotated[int, Meta(ge=0, le=1 << 20)],
         Meta(
             description=(
                 "Tokens per chunk, the unit of keying and storing: a whole number of blocks of every group. "
                 "Smaller chunks lose fewer tokens at the end of a prefix, larger ones transfer faster. "
-                "Frames saved with another value are not found."
+                "Frames saved with another value are not found. 0 takes the smallest that has 256 tokens or "
+                "more; for a model with recurrent state the smallest there is, for states are kept only at "
+                "the end of a chunk."
             )
         ),
-    ] = 256
+    ] = 0
+    image_interval_tokens: Annotated[
+        Annotated[int, Meta(ge=0, le=1 << 24)],
+        Meta(
+            description=(
+                "Models with recurrent state: how far apart the states are that are kept, besides those at "
+                "the end of a prompt and where prompts part. A whole number of chunks. 0 keeps no others: "
+                "a prompt that parts from a stored one for the first time is computed from the last state "
+                "before that. More states mean longer hits, more memory here and in the engine, and prefill "
+                "in shorter steps (docs/vllm.md)."
+            )
+        ),
+    ] = 0
+    image_share: Annotated[
+        Annotated[float, Meta(gt=0, lt=1, extra={"wanted": "a number above 0, below 1"})],
+        Meta(
+            description=(
+                "Models with recurrent state: the part of the arena and of the disk that is for states; "
+                "their frames are few and large."
+            )
+        ),
+    ] = 0.25
     save: Annotated[
         Literal["all", "prompt"],
         Meta(
@@ -181,6 +204,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "left then is dropped."
         ),
     ] = 10.0
+    self_test: Annotated[
+        bool,
+        Meta(
+            description=(
+                "At start, before the first request: send a pattern through a few unused blocks of every "
+                "group, the codec, the arena and the disk, and compare every byte. Wrong bytes refuse the "
+                "start. Takes well under a second."
+            )
+        ),
+    ] = True
     weights_digest: Annotated[
         _Given | None,
         Meta(
@@ -239,6 +272,24 @@ def resolve_arena_bytes(settings: Settings, available_bytes: int) -> int:
             f"for {resolve_arena_bytes(Settings(), available_bytes) / GIB:.2f}"
         )
     return arena_bytes
+
+
+CHUNK_TOKENS_DEFAULT_MIN = 256
+
+
+def choose_chunk(settings: Settings, block_tokens: Sequence[int], *, keeps_images: bool) -> Settings:
+    """The settings with a chunk that suits the engine, where they leave it open.
+
+    Args:
+        settings: ``chunk_tokens`` may be 0.
+        block_tokens: tokens that a chunk must be a whole number of, by group or whatever else counts.
+        keeps_images: whether the model has recurrent state.
+    """
+    if settings.chunk_tokens:
+        return settings
+    unit = math.lcm(*block_tokens)
+    chunks = 1 if keeps_images else -(-CHUNK_TOKENS_DEFAULT_MIN // unit)
+    return msgspec.structs.replace(settings, chunk_tokens=chunks * unit)
 
 
 def check_chunk(chunk_tokens: int, block_tokens: Sequence[int]) -> None:

@@ -55,6 +55,7 @@ class Group(msgspec.Struct, frozen=True):
         dtype: the engine's name for the element type; part of the digest.
         segments: in numeric layer order.
         window_tokens: the window of a WINDOW group, else 0.
+        replicated: every rank of the engine holds the same bytes: one stored copy serves all.
     """
 
     group: GroupId
@@ -64,6 +65,7 @@ class Group(msgspec.Struct, frozen=True):
     dtype: str
     segments: tuple[Segment, ...]
     window_tokens: int = 0
+    replicated: bool = False
 
     @property
     def block_bytes(self) -> int:
@@ -76,6 +78,11 @@ class Layout(msgspec.Struct, frozen=True):
 
     groups: tuple[Group, ...]
     chunk_tokens: int
+
+    @property
+    def replicated(self) -> frozenset[GroupId]:
+        """The groups of which every rank holds the same bytes."""
+        return frozenset(group.group for group in self.groups if group.replicated)
 
     def rule(self, group: GroupId) -> ResumeRule:
         """What a resume needs of ``group``; raises ConfigError if that makes no sense."""

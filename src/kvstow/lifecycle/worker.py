@@ -8,8 +8,8 @@
     readers  disk -> slot or staging frame -> verify -> scatter to blocks
     writer   removes, and arena slot -> disk, in the order they came
 
-`Worker.submit` and `Worker.poll` are called on the engine's thread, never block on I/O and
-never raise for what a store does.
+`Worker.submit`, `Worker.copy_snapshots` and `Worker.poll` are called on the engine's thread,
+never block on I/O and never raise for what a store does.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class Worker:
         executors: where the work runs.
         clock: monotonic time.
         recorder: counts what happens.
+        first_namespace: digest of the first rank's namespace; needed where a group is replicated.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Worker:
         executors: Executors,
         clock: Clock,
         recorder: Recorder,
+        first_namespace: NamespaceDigest | None = None,
     ) -> None:
         self._rank = rank
         self._codecs = codecs
@@ -92,7 +94,7 @@ class Worker:
         self._executors = executors
         self._clock = clock
         self._recorder = recorder
-        self._names = FrameNames(rank, namespace, layout)
+        self._names = FrameNames(rank, namespace, layout, first_namespace)
         self._failures = OnceLogger(logger, clock)
         self._news = threading.Event()
         self._saver = Saver(
@@ -127,16 +129,19 @@ class Worker:
         """
         self._saver.fence(jobs)
 
-    def submit(self, order: WorkOrder) -> None:
-        """Begin what ``order`` asks for. Its fences are the caller's, before the forward.
+    def copy_snapshots(self, order: WorkOrder) -> None:
+        """Copy the snapshots of ``order`` out of their blocks; after the step's forward.
 
-        Its snapshots are copied when this returns: it waits for these copies.
+        It waits for these copies, and for nothing else. What else the order asks for may have begun:
+        no load of it writes a block that these read, for both are their requests' own.
         """
-        if order.removes:
-            self._saver.remove(order.removes)
-        # Before the loads: nothing that this order begins may write a block that is still to be copied.
         for snapshot in order.snapshots:
             self._saver.snapshot(snapshot)
+
+    def submit(self, order: WorkOrder) -> None:
+        """Begin what else ``order`` asks for. Its fences are the caller's, before the forward."""
+        if order.removes:
+            self._saver.remove(order.removes)
         for save in order.saves:
             self._saver.save(save)
         for write in order.writes:

@@ -31,27 +31,58 @@ _log = logging.getLogger(__name__)
 _MADV_POPULATE_WRITE = 23
 
 
-def slots_for(budget_bytes: int, frame_bytes: Sequence[int], staging_frames: int) -> tuple[int, ...]:
-    """How many slots each group gets from a budget: the same for all, a chunk needs one of each.
+def frames_for(budget_bytes: int, frame_bytes: Sequence[int], shares: Sequence[float]) -> tuple[int, ...]:
+    """How many frames each group gets from a budget.
+
+    Groups without a share of their own get as many frames as each other, for a chunk needs one of
+    each; those with one (images, few and large) get what it holds.
+
+    Args:
+        budget_bytes: what all frames may occupy.
+        frame_bytes: bytes of one frame, by group.
+        shares: the part of the budget that is for this group alone, by group; 0 for none. Where
+            every group has one they take all of the budget between them.
+    """
+    own = sum(shares)
+    if own and all(shares):
+        shares = [share / own for share in shares]
+    chunk_bytes = sum(size for size, share in zip(frame_bytes, shares, strict=True) if not share)
+    chunks = int(budget_bytes * (1 - own)) // chunk_bytes if chunk_bytes else 0
+    return tuple(
+        int(budget_bytes * share) // size if share else chunks
+        for size, share in zip(frame_bytes, shares, strict=True)
+    )
+
+
+def slots_for(
+    budget_bytes: int, frame_bytes: Sequence[int], staging_frames: int, shares: Sequence[float] | None = None
+) -> tuple[int, ...]:
+    """How many slots each group gets from a budget; see `frames_for`.
 
     Args:
         budget_bytes: all that the arena may occupy, staging frames included.
         frame_bytes: bytes of one frame, by group.
         staging_frames: how many staging frames, each as long as the longest frame.
+        shares: by group, or None if no group has one.
 
     Raises:
-        ConfigError: the budget does not hold one chunk.
+        ConfigError: the budget does not hold one frame of every group.
     """
-    chunk_bytes = sum(frame_bytes)
     staging_bytes = staging_frames * max(frame_bytes)
-    slots = (budget_bytes - staging_bytes) // chunk_bytes
-    if slots < 1:
+    shares = shares or (0.0,) * len(frame_bytes)
+    slots = frames_for(max(0, budget_bytes - staging_bytes), frame_bytes, shares)
+    if min(slots) < 1:
+        chunk_bytes = sum(size for size, share in zip(frame_bytes, shares, strict=True) if not share)
+        needed_bytes = [
+            int(size / share) + 1 for size, share in zip(frame_bytes, shares, strict=True) if share
+        ]
+        needed_bytes.append(int(chunk_bytes / max(1e-9, 1 - sum(shares))) + bool(sum(shares)))
         raise ConfigError(
-            f"arena budget of {budget_bytes} bytes does not hold one chunk of {chunk_bytes} bytes and "
-            f"{staging_frames} staging frames of {max(frame_bytes)} bytes; "
-            f"use {staging_bytes + chunk_bytes} or more"
+            f"arena budget of {budget_bytes} bytes does not hold one frame of every group "
+            f"({', '.join(map(str, frame_bytes))} bytes) and {staging_frames} staging frames of "
+            f"{max(frame_bytes)} bytes; use {staging_bytes + max(needed_bytes)} or more"
         )
-    return (slots,) * len(frame_bytes)
+    return slots
 
 
 class StagingFrame:

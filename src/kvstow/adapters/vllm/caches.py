@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 
-from kvstow.adapters.vllm.setup import group_kind
+from kvstow.adapters.vllm.setup import group_kind, group_specs, window_tokens_of
 from kvstow.errors import LayoutError
 from kvstow.keys.digest import digest
 from kvstow.layout.discover import TensorView, discover_segments
@@ -15,11 +16,14 @@ from kvstow.layout.geometry import Group, GroupId, Layout, RegionId
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
 
 def engine_layout(
-    kv_cache_config: KVCacheConfig, kv_caches: dict[str, torch.Tensor], chunk_tokens: int
+    kv_cache_config: KVCacheConfig,
+    kv_caches: dict[str, torch.Tensor],
+    chunk_tokens: int,
+    scales: Sequence[Mapping[str, torch.Tensor]] = (),
 ) -> tuple[Layout, list[torch.Tensor]]:
     """Measure every group's segments.
 
@@ -27,6 +31,7 @@ def engine_layout(
         kv_cache_config: the engine's groups.
         kv_caches: registered tensors, by layer.
         chunk_tokens: tokens per chunk.
+        scales: by group, what else travels with its blocks, block first (`kvstow.adapters.vllm.scales`).
 
     Returns:
         The layout, and the regions its segments point into: one flat uint8 tensor over each
@@ -38,15 +43,14 @@ def engine_layout(
     regions = _Regions()
     groups = []
     carried: set[str] = set()
-    for index, spec in enumerate(kv_cache_config.kv_cache_groups):
-        views = []
-        for name in spec.layer_names:
-            if name not in kv_caches:
-                raise LayoutError(f"layer {name} of KV cache group {index} has no registered tensor")
-            views.append(
-                _view(name, kv_caches[name], _page_bytes(spec.kv_cache_spec, name), regions, kv_cache_config)
-            )
-            carried.add(name)
+    for index, (spec, tensors) in enumerate(
+        zip(kv_cache_config.kv_cache_groups, group_tensors(kv_cache_config, kv_caches, scales), strict=True)
+    ):
+        views = [
+            _view(name, tensor, _page_bytes(spec, name), regions, kv_cache_config)
+            for name, tensor in tensors.items()
+        ]
+        carried.update(spec.layer_names)
         segments = discover_segments(views, kv_cache_config.num_blocks, regions.sizes)
         groups.append(
             Group(
@@ -56,15 +60,39 @@ def engine_layout(
                 num_blocks=kv_cache_config.num_blocks,
                 dtype=views[0].dtype,
                 segments=segments,
+                window_tokens=window_tokens_of(group_specs(kv_cache_config)[index]),
             )
         )
     _check_all_carried(kv_caches, carried)
     return Layout(tuple(groups), chunk_tokens), regions.tensors
 
 
+def group_tensors(
+    kv_cache_config: KVCacheConfig,
+    kv_caches: dict[str, torch.Tensor],
+    scales: Sequence[Mapping[str, torch.Tensor]] = (),
+) -> list[dict[str, torch.Tensor]]:
+    """What the engine keeps of each group's blocks: registered tensors by layer, then scales.
+
+    Raises:
+        LayoutError: a layer registered nothing.
+    """
+    groups = []
+    for index, group in enumerate(kv_cache_config.kv_cache_groups):
+        for name in group.layer_names:
+            if name not in kv_caches:
+                raise LayoutError(f"layer {name} of KV cache group {index} has no registered tensor")
+        registered = {name: kv_caches[name] for name in group.layer_names}
+        groups.append(registered | (dict(scales[index]) if scales else {}))
+    return groups
+
+
 def agreed_digest(layout: Layout) -> bytes:
     """What ranks must agree on: groups, kinds and block sizes; pipeline stages differ in layers."""
-    parts = [f"{group.kind} {group.block_tokens} {group.dtype}".encode() for group in layout.groups]
+    parts = [
+        f"{group.kind}{group.window_tokens or ''} {group.block_tokens} {group.dtype}".encode()
+        for group in layout.groups
+    ]
     return digest(b"kvstow.vllm.groups.v1", str(layout.chunk_tokens).encode(), *parts)
 
 
@@ -104,7 +132,7 @@ class _Regions:
 
 
 def _view(
-    name: str, tensor: Any, page_bytes: int, regions: _Regions, kv_cache_config: KVCacheConfig
+    name: str, tensor: Any, page_bytes: int | None, regions: _Regions, kv_cache_config: KVCacheConfig
 ) -> TensorView:
     if not isinstance(tensor, torch.Tensor):
         raise LayoutError(
@@ -127,9 +155,12 @@ def _view(
     )
 
 
-def _page_bytes(spec: Any, layer: str) -> int:
-    """Bytes of one block of one layer; a group of unlike layers has a spec for each."""
-    of_layer = spec.kv_cache_specs[layer] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+def _page_bytes(group: KVCacheGroupSpec, name: str) -> int | None:
+    """Bytes of one block of one layer; a group of unlike layers has a spec for each. None for scales."""
+    if name not in group.layer_names:
+        return None
+    spec = group.kv_cache_spec
+    of_layer = spec.kv_cache_specs[name] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
     return int(of_layer.page_size_bytes)
 
 

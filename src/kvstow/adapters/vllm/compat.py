@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm.v1.core import kv_cache_utils
 
 import vllm
+from kvstow.lifecycle.messages import Tier
 from vllm import envs
 
 logger = logging.getLogger(__name__)
@@ -17,19 +18,28 @@ SUPPORTED = ((0, 30), (0, 33))
 """First and last minor version that the hooks are known for."""
 
 
+LATER_HOOKS = {"get_external_cache_hit_sources": (0, 32)}
+"""Hooks of ours that the first supported version does not call, by the version that does."""
+
+
 def vllm_version() -> str:
     """The installed version, with its local part (``0.32.0+cpu``)."""
     return str(vllm.__version__)
 
 
+def minor_version() -> tuple[int, int]:
+    """Major and minor; (0, 0) for a version that does not say."""
+    parts = vllm_version().split(".")
+    try:
+        return int(parts[0]), int(parts[1])
+    except (ValueError, IndexError):
+        return 0, 0
+
+
 def check_version() -> None:
     """Log one warning if this vLLM is outside the supported range; the hooks may still fit."""
     first, last = SUPPORTED
-    parts = vllm_version().split(".")
-    try:
-        minor = (int(parts[0]), int(parts[1]))
-    except (ValueError, IndexError):
-        minor = (0, 0)
+    minor = minor_version()
     if not first <= minor <= last:
         logger.warning(
             "kvstow: vLLM %s is outside the range %d.%d to %d.%d that kvstow was written for",
@@ -78,6 +88,34 @@ def worker_grace_s(executor_backend: object) -> float | None:
         return None
     # Before it could be chosen it was a constant.
     return float(getattr(envs, "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", 5))
+
+
+def hit_sources(tokens: Mapping[Tier, int], external: int) -> dict[Any, int]:
+    """Where ``external`` promised tokens come from, as vLLM counts it; its hook came with 0.32.
+
+    Args:
+        tokens: by kvstow's tier, as far as that is known.
+        external: tokens promised.
+    """
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+    if sum(tokens.values()) != external:
+        return {CacheHitSource.EXTERNAL_UNSPECIFIED: external} if external else {}
+    sources = {Tier.ARENA: CacheHitSource.HOST, Tier.DISK: CacheHitSource.DISK}
+    return {sources[tier]: count for tier, count in tokens.items() if count}
+
+
+NULL_BLOCK = 0
+"""The block that stands where a table keeps nothing: the first that vLLM's pool gives out."""
+
+
+def boundary_states(scheduler_output: Any) -> dict[str, list[tuple[int, int, int]]]:
+    """By request: (group, block, tokens) of recurrent states that are whole after this step's forward.
+
+    Before they were offered there was no way to know them: nothing is kept then.
+    """
+    state = getattr(scheduler_output, "kv_connector_block_state", None)
+    return getattr(state, "boundary_state_offloads", None) or {}
 
 
 def block_tables(scheduler_output: Any, kv_cache_manager: Any) -> Callable[[str], Any]:

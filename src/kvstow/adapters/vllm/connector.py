@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kvstow.adapters.vllm.compat import check_version, log_with_vllm
 from kvstow.adapters.vllm.scheduler import SchedulerHalf
-from kvstow.adapters.vllm.setup import check_engine, hash_tokens_of, read_settings, rules_of
+from kvstow.adapters.vllm.setup import check_engine, hash_tokens_of, keep_images, read_settings, rules_of
 from kvstow.adapters.vllm.stats import StatsFeed, StowPromMetrics, StowStats
 from kvstow.adapters.vllm.transport import StowHandshake, StowMetadata, StowWorkerMetadata
 from kvstow.adapters.vllm.worker import WorkerHalf
@@ -59,11 +59,12 @@ class StowConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         log_with_vllm()
         check_version()
-        settings = read_settings(vllm_config)
+        settings = read_settings(vllm_config, kv_cache_config)
         check_engine(vllm_config, kv_cache_config, settings)
         self._scheduler_half: SchedulerHalf | None = None
         self._worker_half: WorkerHalf | None = None
         if role is KVConnectorRole.SCHEDULER:
+            keep_images(vllm_config, kv_cache_config, settings)
             half = SchedulerHalf(
                 settings,
                 rules_of(kv_cache_config, settings.chunk_tokens),
@@ -112,7 +113,9 @@ class StowConnector(KVConnectorBase_V1, SupportsHMA):
         """Saves copy whole chunks after the forward, not layer by layer."""
 
     def wait_for_save(self) -> None:
-        """Source blocks are kept by the hold and fence of the planner, not by waiting here."""
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, StowMetadata)
+        self._worker.copy_snapshots(metadata)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         return self._worker.results()

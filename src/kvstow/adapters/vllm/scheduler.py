@@ -6,21 +6,28 @@ Runs in the engine-core process, on its thread. Does no I/O.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.request import RequestStatus
 
-from kvstow.adapters.vllm.compat import block_hashes_are_stable, block_tables
+from kvstow.adapters.vllm.compat import (
+    NULL_BLOCK,
+    block_hashes_are_stable,
+    block_tables,
+    boundary_states,
+    hit_sources,
+)
 from kvstow.adapters.vllm.lora import AdapterCheck, AdapterDigests, AdapterState
 from kvstow.adapters.vllm.request_keys import RequestKeys
 from kvstow.adapters.vllm.transport import StowHandshake, StowMetadata, StowWorkerMetadata
 from kvstow.clock import SystemClock
 from kvstow.config.settings import Settings
+from kvstow.layout.geometry import NO_BLOCK, BlockId, GroupId, GroupKind
 from kvstow.layout.resume import ResumeRule
-from kvstow.lifecycle.limits import PlannerLimits
-from kvstow.lifecycle.messages import RequestId, Tier
+from kvstow.lifecycle.limits import BlockTables, PlannerLimits
+from kvstow.lifecycle.messages import ImageOffer, RequestId
 from kvstow.lifecycle.planner import Planner
 from kvstow.lifecycle.requests import Lookup
 from kvstow.metrics import Metric, Recorder
@@ -28,12 +35,11 @@ from kvstow.metrics import Metric, Recorder
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 logger = logging.getLogger(__name__)
-
-_SOURCES = {Tier.ARENA: CacheHitSource.HOST, Tier.DISK: CacheHitSource.DISK}
 
 
 class _Known:
@@ -80,6 +86,9 @@ class SchedulerHalf:
         self._cache_manager: KVCacheManager | None = None
         self._use_engine_hashes: bool | None = None
         self._frame_bytes: list[int] = []  # of a chunk on all ranks together, by group
+        # Their tables have null blocks: outside of windows, and between states.
+        self._has_nulls = [rule.kind is not GroupKind.PAGED for rule in rules]
+        self._takes_snapshots = settings.saves and any(self._has_nulls)
 
     # ---- start -------------------------------------------------------------------------
 
@@ -138,24 +147,27 @@ class SchedulerHalf:
     def allocated(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
         """The engine gave the request blocks and expects ``external`` tokens to be loaded."""
         self._count_lookup(request, external)
-        tables = blocks.get_block_ids() if external else ()
+        tables = self._tables(blocks.get_block_ids()) if external else ()
         self.planner.allocated(RequestId(request.request_id), tables, external)
 
     def hit_sources(self, request: Request, external: int) -> dict[CacheHitSource, int]:
         """Which tier the promised tokens come from."""
-        tokens = self.planner.promised_by_tier(RequestId(request.request_id))
-        if sum(tokens.values()) != external:
-            return {CacheHitSource.EXTERNAL_UNSPECIFIED: external} if external else {}
-        return {_SOURCES[tier]: count for tier, count in tokens.items() if count}
+        return hit_sources(self.planner.promised_by_tier(RequestId(request.request_id)), external)
 
     def build_metadata(self, output: SchedulerOutput) -> StowMetadata:
         """Note what the step means for saves, and take the planner's orders."""
-        tables = block_tables(output, self._cache_manager)
+        find_table = block_tables(output, self._cache_manager)
+
+        def tables(request_id: str) -> BlockTables:
+            return self._tables(find_table(request_id))
+
         self._note_preemptions(output)
         for request_id in output.num_scheduled_tokens:
             known = self._known.get(request_id)
             if known is not None:
-                self._note_progress(known, lambda request_id=request_id: tables(request_id))
+                self._note_progress(known, partial(tables, request_id))
+        if self._takes_snapshots:
+            self._note_snapshots(output, tables)
         return StowMetadata(self.planner.step(), is_idle=output.total_num_scheduled_tokens == 0)
 
     def worker_output(self, output: KVConnectorOutput) -> None:
@@ -169,7 +181,7 @@ class SchedulerHalf:
         """The request ended; whether its blocks must wait for a save."""
         known = self._known.pop(request.request_id, None)
         if known is not None and blocks:
-            self._note_progress(known, lambda: blocks)
+            self._note_progress(known, lambda: self._tables(blocks))
         return self.planner.finished(RequestId(request.request_id))
 
     def shutdown(self) -> None:
@@ -199,7 +211,7 @@ class SchedulerHalf:
         known.computed = None
 
     def _note_preemptions(self, output: SchedulerOutput) -> None:
-        if not self.planner.saves_in_flight:
+        if not (self.planner.saves_in_flight or self._takes_snapshots):
             return
         reset = output.preempted_req_ids or ()
         resumed = output.scheduled_cached_reqs.resumed_req_ids
@@ -224,6 +236,37 @@ class SchedulerHalf:
         if self._settings.save == "prompt":
             computed = min(computed, request.num_prompt_tokens)
         self.planner.progress(RequestId(request.request_id), keys.update(request), computed, blocks)
+
+    def _note_snapshots(self, output: SchedulerOutput, tables: Callable[[str], BlockTables]) -> None:
+        """What this step's forward completes in windows, and the states that it leaves behind."""
+        offers = boundary_states(output)
+        for request_id in {**output.num_scheduled_tokens, **offers}:
+            known = self._known.get(request_id)
+            keys = self._keys(known) if known is not None and self._is_cacheable(known) else None
+            if known is None or keys is None:
+                continue
+            request = known.request
+            computed = request.num_computed_tokens + output.num_scheduled_tokens.get(request_id, 0)
+            # A draft that may still be rejected has no chunk id.
+            computed = min(computed, request.num_tokens)
+            if self._settings.save == "prompt":
+                computed = min(computed, request.num_prompt_tokens)
+            images = [
+                ImageOffer(GroupId(group), boundary, BlockId(block))
+                for group, block, boundary in offers.get(request_id, ())
+            ]
+            self.planner.snapshot(
+                RequestId(request_id), keys.update(request), computed, partial(tables, request_id), images
+            )
+
+    def _tables(self, blocks: Sequence[Sequence[int]]) -> BlockTables:
+        """The engine's block ids, with no block where it has its null block."""
+        return [
+            [NO_BLOCK if block == NULL_BLOCK else BlockId(block) for block in table]
+            if has_nulls
+            else cast("Sequence[BlockId]", table)
+            for table, has_nulls in zip(blocks, self._has_nulls, strict=True)
+        ]
 
     @staticmethod
     def _is_cacheable(known: _Known) -> bool:

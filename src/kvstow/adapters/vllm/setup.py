@@ -10,13 +10,14 @@ from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     MambaSpec,
+    MLAAttentionSpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
 
 from kvstow.adapters.vllm.compat import resolved_hash_tokens
 from kvstow.config.load import load_settings
-from kvstow.config.settings import Settings, check_chunk
+from kvstow.config.settings import Settings, check_chunk, choose_chunk
 from kvstow.errors import ConfigError
 from kvstow.layout.geometry import GroupKind
 from kvstow.layout.resume import ResumeRule
@@ -30,11 +31,18 @@ logger = logging.getLogger(__name__)
 STABLE_HASHES = ("sha256", "sha256_cbor")
 
 
-def read_settings(vllm_config: VllmConfig) -> Settings:
-    """Settings from ``kv_connector_extra_config``, the environment and the settings file."""
+def read_settings(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Settings:
+    """Settings from ``kv_connector_extra_config``, the environment and the settings file.
+
+    What they leave to the engine's layout is filled in.
+    """
     transfer = vllm_config.kv_transfer_config
     extra = dict(transfer.kv_connector_extra_config or {}) if transfer is not None else {}
-    return load_settings(extra)
+    return choose_chunk(
+        load_settings(extra),
+        [*block_tokens_of(kv_cache_config), hash_tokens_of(vllm_config, kv_cache_config)],
+        keeps_images=bool(state_groups(kv_cache_config)),
+    )
 
 
 def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: Settings) -> None:
@@ -63,11 +71,8 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settin
             f"prefix_caching_hash_algo={algorithm!r} differs from process to process; "
             f"use --prefix-caching-hash-algo {STABLE_HASHES[0]} or {STABLE_HASHES[1]}"
         )
-    for group in range(len(kv_cache_config.kv_cache_groups)):
-        kind = group_kind(kv_cache_config, group)
-        if kind is not GroupKind.PAGED:
-            names = kv_cache_config.kv_cache_groups[group].layer_names
-            raise ConfigError(_refusal(group, kind, names))
+    for group in state_groups(kv_cache_config):
+        _check_state(group_specs(kv_cache_config)[group], group)
     check_chunk(settings.chunk_tokens, block_tokens_of(kv_cache_config))
     hash_tokens = hash_tokens_of(vllm_config, kv_cache_config)
     if settings.chunk_tokens % hash_tokens:
@@ -77,17 +82,105 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settin
         )
 
 
-def _refusal(group: int, kind: GroupKind, names: list[str]) -> str:
-    layers = f"{len(names)} layers, first {names[0]}" if names else "no layers"
-    if kind is GroupKind.WINDOW:
-        return (
-            f"KV cache group {group} ({layers}) is a window group, which kvstow does not carry yet; start "
-            "vLLM with --disable-hybrid-kv-cache-manager, which keeps such layers as full attention"
+def _check_state(spec: MambaSpec, group: int) -> None:
+    mode = spec.mamba_cache_mode
+    if mode != "align":
+        raise ConfigError(
+            f"KV cache group {group} holds recurrent state and mamba_cache_mode={mode!r} keeps none that a "
+            "request can resume from; start vLLM with --enable-prefix-caching --mamba-cache-mode align"
         )
-    return (
-        f"KV cache group {group} ({layers}) is a {kind.value} group, which kvstow does not carry yet; "
-        "run this model without the connector"
+
+
+def keep_images(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: Settings) -> None:
+    """Have the engine make and keep the states that ``image_interval_tokens`` asks for.
+
+    To be called in the scheduler before it makes its cache.
+
+    Raises:
+        ConfigError: the interval is not a whole number of chunks.
+    """
+    groups = state_groups(kv_cache_config)
+    interval, chunk = settings.image_interval_tokens, settings.chunk_tokens
+    if not groups:
+        return
+    if interval % chunk:
+        raise ConfigError(
+            f"image_interval_tokens={interval} is not a multiple of chunk_tokens={chunk}; "
+            f"use {-(-interval // chunk) * chunk}, or 0 for states at the ends of prompts only"
+        )
+    block_tokens = block_tokens_of(kv_cache_config)[groups[0]]
+    if not interval and chunk != block_tokens:
+        logger.warning(
+            "kvstow: chunk_tokens=%d, and the engine keeps states every %d tokens: those that are not at the "
+            "end of a chunk are lost; leave chunk_tokens out, or set image_interval_tokens=%d",
+            chunk,
+            block_tokens,
+            chunk,
+        )
+    if interval:
+        if not kv_cache_config.prefix_cache_retention_interval:
+            kv_cache_config.prefix_cache_retention_interval = interval
+        # A state exists only where a step's prefill ends. vLLM has a bound on that for one prompt among
+        # others; a prompt that is alone takes the whole budget of a step.
+        scheduler = vllm_config.scheduler_config
+        if not 0 < scheduler.long_prefill_token_threshold <= interval:
+            scheduler.long_prefill_token_threshold = interval
+        if scheduler.max_num_batched_tokens > interval:
+            logger.warning(
+                "kvstow: image_interval_tokens=%d, and a step may compute %d tokens of one prompt: states "
+                "lie so far apart when a request is alone; use --max-num-batched-tokens %d for more",
+                interval,
+                scheduler.max_num_batched_tokens,
+                interval,
+            )
+    logger.info(
+        "kvstow: groups %s hold recurrent state; kept where prompts end or part%s",
+        ", ".join(map(str, groups)),
+        f", and every {interval} tokens" if interval else "",
     )
+
+
+def state_groups(kv_cache_config: KVCacheConfig) -> list[int]:
+    """The groups that hold recurrent state."""
+    specs = group_specs(kv_cache_config)
+    return [group for group, spec in enumerate(specs) if isinstance(spec, MambaSpec)]
+
+
+def replicated_groups(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> frozenset[int]:
+    """The groups of which every rank holds the same bytes: latents, and states that are not split up.
+
+    None where ranks have other layers or other tokens.
+    """
+    parallel = vllm_config.parallel_config
+    if parallel.world_size != parallel.tensor_parallel_size or parallel.tensor_parallel_size == 1:
+        return frozenset()
+    if parallel.decode_context_parallel_size > 1:
+        return frozenset()
+    found = set()
+    for index, group in enumerate(kv_cache_config.kv_cache_groups):
+        spec = group.kv_cache_spec
+        specs = spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
+        if all(isinstance(one, MLAAttentionSpec) or getattr(one, "tp_replicated", False) for one in specs):
+            found.add(index)
+    return frozenset(found)
+
+
+def image_shares(kv_cache_config: KVCacheConfig, settings: Settings) -> tuple[float, ...]:
+    """The part of a budget that each group has for itself: only images have."""
+    groups = state_groups(kv_cache_config)
+    share = settings.image_share / len(groups) if groups else 0.0
+    return tuple(share if group in groups else 0.0 for group in range(len(group_specs(kv_cache_config))))
+
+
+def group_specs(kv_cache_config: KVCacheConfig) -> list[Any]:
+    """One spec for each group: of layers that differ in sizes only, one of theirs."""
+    specs = []
+    for group in kv_cache_config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        if isinstance(spec, UniformTypeKVCacheSpecs):
+            spec = next(iter(spec.kv_cache_specs.values()))
+        specs.append(spec)
+    return specs
 
 
 def block_tokens_of(kv_cache_config: KVCacheConfig) -> tuple[int, ...]:
@@ -96,11 +189,22 @@ def block_tokens_of(kv_cache_config: KVCacheConfig) -> tuple[int, ...]:
 
 
 def rules_of(kv_cache_config: KVCacheConfig, chunk_tokens: int) -> tuple[ResumeRule, ...]:
-    """What a resume needs, by group, of an engine that `check_engine` accepts: all PAGED."""
+    """What a resume needs, by group."""
     return tuple(
-        ResumeRule(group_kind(kv_cache_config, group), block_tokens, chunk_tokens)
-        for group, block_tokens in enumerate(block_tokens_of(kv_cache_config))
+        ResumeRule(group_kind(kv_cache_config, group), block_tokens, chunk_tokens, window_tokens_of(spec))
+        for group, (spec, block_tokens) in enumerate(
+            zip(group_specs(kv_cache_config), block_tokens_of(kv_cache_config), strict=True)
+        )
     )
+
+
+def window_tokens_of(spec: Any) -> int:
+    """Tokens before a boundary that a resume there may look at; 0 for what has no window."""
+    if isinstance(spec, SlidingWindowSpec):
+        return int(spec.sliding_window + spec.extra_retained_tokens)
+    if isinstance(spec, ChunkedLocalAttentionSpec):
+        return int(spec.attention_chunk_size)
+    return 0
 
 
 def hash_tokens_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> int:

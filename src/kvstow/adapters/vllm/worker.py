@@ -7,22 +7,27 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import psutil
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
 from kvstow import __version__
-from kvstow.adapters.vllm.caches import agreed_digest, attention_backends, engine_layout
+from kvstow.adapters.vllm.blocks import TensorBlocks
+from kvstow.adapters.vllm.caches import agreed_digest, attention_backends, engine_layout, group_tensors
 from kvstow.adapters.vllm.compat import worker_grace_s
 from kvstow.adapters.vllm.identity import namespace_parts
-from kvstow.adapters.vllm.setup import block_tokens_of
+from kvstow.adapters.vllm.scales import Scales, find_scales
+from kvstow.adapters.vllm.setup import block_tokens_of, image_shares, replicated_groups
 from kvstow.adapters.vllm.transport import StowHandshake, StowMetadata
 from kvstow.clock import SystemClock
 from kvstow.codec.select import make_codec
 from kvstow.config.settings import GIB, Settings, resolve_arena_bytes
-from kvstow.errors import StoreError
+from kvstow.errors import ConfigError, StoreError
 from kvstow.keys.ids import NamespaceDigest, Rank
 from kvstow.keys.namespace import explain, namespace_digest, rank_namespace
 from kvstow.layout.discover import describe
@@ -30,12 +35,16 @@ from kvstow.layout.fingerprint import layout_digest
 from kvstow.layout.geometry import GroupId, Layout
 from kvstow.lifecycle.executors import ThreadExecutor
 from kvstow.lifecycle.messages import Held, Hello, Report
+from kvstow.lifecycle.self_test import SELF_TEST_S_MAX, SelfTest
 from kvstow.lifecycle.worker import Executors, Worker, WorkerLimits
 from kvstow.metrics import Recorder
-from kvstow.stores.arena import Arena, slots_for
+from kvstow.stores.arena import Arena, frames_for, slots_for
+from kvstow.stores.base import Store
+from kvstow.stores.disk.reader import DiskReader
 from kvstow.stores.disk.root import DiskRoot
 from kvstow.stores.disk.store import DiskStore
 from kvstow.stores.framing import frame_bytes
+from kvstow.stores.replica import ReplicaStore
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +58,11 @@ EXIT_S = 1.0
 """What a worker keeps of vLLM's patience at shutdown, to say what it dropped and to end."""
 IDLE_WAIT_S = 0.002
 """How long a step that computes nothing waits for a load to end, instead of spinning."""
+
+_TRIAL_LIMITS = WorkerLimits(
+    load_timeout_s=SELF_TEST_S_MAX, save_timeout_s=SELF_TEST_S_MAX, shutdown_s_max=0.0, load_parts=1
+)
+"""Those of a self-test: no setting makes it fail."""
 
 
 class WorkerHalf:
@@ -81,10 +95,14 @@ class WorkerHalf:
         self.shutdown()  # the engine may register anew: nothing of the old tensors stays in use
         parallel = self._vllm_config.parallel_config
         rank, world_size = Rank(parallel.rank), parallel.world_size
-        layout, regions = engine_layout(self._kv_cache_config, kv_caches, self._settings.chunk_tokens)
+        scales = find_scales(self._vllm_config, self._kv_cache_config, kv_caches)
+        layout, regions = engine_layout(
+            self._kv_cache_config, kv_caches, self._settings.chunk_tokens, scales.carried
+        )
+        layout = _with_replicas(layout, replicated_groups(self._vllm_config, self._kv_cache_config))
         for line in describe(layout):
             logger.info("kvstow: rank %d layout: %s", rank, line)
-        agreed, own = self._namespaces(rank, layout)
+        agreed, own, first = self._namespaces(rank, layout, scales)
         codecs = [
             make_codec(group, regions, threads=self._settings.copy_threads, prefer=self._settings.codec)
             for group in layout.groups
@@ -93,12 +111,45 @@ class WorkerHalf:
             frame_bytes(layout.payload_bytes(GroupId(index))) for index in range(len(layout.groups))
         )
         arena_bytes = resolve_arena_bytes(self._settings, psutil.virtual_memory().available) // world_size
-        slots = slots_for(arena_bytes, frames, self._settings.disk_readers)
+        shares = image_shares(self._kv_cache_config, self._settings)
+        slots = slots_for(arena_bytes, frames, self._settings.disk_readers, shares)
         self._arena = Arena(slots, frames, self._settings.disk_readers)
         self._arena.prefault(PREFAULT_STEP_BYTES)
-        disk_bytes = int(self._settings.disk_gib * GIB) // world_size
-        disk = self._open_disk(rank, world_size, disk_bytes, own)
-        disk_frames = disk_bytes // sum(frames) if disk is not None else 0
+        # What all ranks together keep of one frame: one copy of what is replicated.
+        copies = [1 if group.replicated else world_size for group in layout.groups]
+        stored_bytes = [size * count for size, count in zip(frames, copies, strict=True)]
+        disk_frames = frames_for(int(self._settings.disk_gib * GIB), stored_bytes, shares)
+        disk = self._open_disk(rank, layout, frames, disk_frames, own, first)
+        if disk is None:
+            disk_frames = (0,) * len(frames)
+        executors = self._executors(rank)
+
+        make_worker = partial(
+            Worker,
+            rank,
+            own,
+            layout,
+            codecs,
+            self._arena,
+            disk,
+            executors=executors,
+            clock=self._clock,
+            first_namespace=first,
+        )
+        self._worker = make_worker(limits=self._limits(rank), recorder=self.recorder)
+        if self._settings.self_test:
+            # On a worker of its own: what it reports and counts is for nobody else.
+            trial = make_worker(limits=_TRIAL_LIMITS, recorder=Recorder())
+            tensors = group_tensors(self._kv_cache_config, kv_caches, scales.carried)
+            blocks = TensorBlocks(tensors, regions, self._kv_cache_config.num_blocks)
+            names = [codec.name for codec in codecs]
+            test = SelfTest(trial, layout, blocks, self._arena, executors.writer, names, self._clock)
+            self._run_self_test(
+                rank,
+                test,
+                with_disk=disk is not None and self._settings.saves and not (rank and layout.replicated),
+            )
+        # After the self-test, which removes what one before it may have left.
         held = () if disk is None else tuple(Held(item.ref, item.touched_s) for item in disk.scan())
         self._hello = Hello(
             rank=rank,
@@ -108,36 +159,19 @@ class WorkerHalf:
             rules=layout.rules,
             frame_bytes=frames,
             arena_slots=slots,
-            disk_frames=(disk_frames,) * len(frames),
+            disk_frames=disk_frames,
             inventory=held,
             version=__version__,
         )
-        self._worker = Worker(
-            rank,
-            own,
-            layout,
-            codecs,
-            self._arena,
-            disk,
-            WorkerLimits(
-                load_timeout_s=self._settings.load_timeout_s,
-                save_timeout_s=self._settings.save_timeout_s,
-                shutdown_s_max=self._shutdown_bound_s(rank),
-                load_parts=self._settings.load_threads,
-            ),
-            self._executors(rank),
-            self._clock,
-            self.recorder,
-        )
         logger.info(
-            "kvstow: rank %d of %d: codec %s, arena %.2f GiB (%d chunks), disk %s (%d chunks, %d found)",
+            "kvstow: rank %d of %d: codec %s, arena %.2f GiB (%s frames by group), disk %s (%s, %d found)",
             rank,
             world_size,
             codecs[0].name,
             self._arena.size_bytes / GIB,
-            slots[0],
+            " ".join(map(str, slots)),
             self._settings.disk_path if disk is not None else "off",
-            disk_frames,
+            " ".join(map(str, disk_frames)),
             len(held),
         )
 
@@ -155,6 +189,14 @@ class WorkerHalf:
         self._is_idle = metadata.is_idle
         if self._worker is not None:
             self._worker.submit(metadata.order)
+
+    def copy_snapshots(self, metadata: StowMetadata) -> None:
+        """After the forward, and before the next: copy what that may change.
+
+        Other saves are kept by the planner's holds and fences; nobody waits for them here.
+        """
+        if self._worker is not None:
+            self._worker.copy_snapshots(metadata.order)
 
     def results(self) -> KVConnectorTransferResults:
         """What ended; the reports for the planner wait in `take_reports`."""
@@ -184,7 +226,26 @@ class WorkerHalf:
 
     # ---- inside ------------------------------------------------------------------------
 
-    def _namespaces(self, rank: Rank, layout: Layout) -> tuple[NamespaceDigest, NamespaceDigest]:
+    def _run_self_test(self, rank: Rank, test: SelfTest, *, with_disk: bool) -> None:
+        """Refuse the start if bytes do not come back as they were."""
+        try:
+            tested = test.run(with_disk=with_disk)
+        except ConfigError:
+            self.shutdown()
+            raise
+        logger.info(
+            "kvstow: rank %d self-test: %d frames there and back through %s, %d bytes in all groups, %.3f s",
+            rank,
+            tested.frames,
+            "arena and disk" if tested.disk else "the arena",
+            tested.payload_bytes,
+            tested.took_s,
+        )
+
+    def _namespaces(
+        self, rank: Rank, layout: Layout, scales: Scales
+    ) -> tuple[NamespaceDigest, NamespaceDigest, NamespaceDigest]:
+        """What all ranks agree on, this rank's, and the first rank's if it has the same layout."""
         parts = namespace_parts(
             self._vllm_config,
             self._settings,
@@ -194,15 +255,23 @@ class WorkerHalf:
         )
         logger.info("kvstow: rank %d %s", rank, explain(parts))
         agreed = namespace_digest(parts)
-        return agreed, rank_namespace(agreed, rank, layout_digest(layout))
+        inside = scales.into(layout_digest(layout))
+        return agreed, rank_namespace(agreed, rank, inside), rank_namespace(agreed, Rank(0), inside)
 
     def _open_disk(
-        self, rank: Rank, world_size: int, budget_bytes: int, namespace: NamespaceDigest
-    ) -> DiskStore | None:
+        self,
+        rank: Rank,
+        layout: Layout,
+        frame_bytes: Sequence[int],
+        disk_frames: Sequence[int],
+        own: NamespaceDigest,
+        first: NamespaceDigest,
+    ) -> Store | None:
         """The disk tier, or None with one line that says why and what to do."""
         if self._settings.disk_path is None:
             return None
         parallel = self._vllm_config.parallel_config
+        elsewhere = layout.replicated if rank else frozenset()
         root = Path(self._settings.disk_path)
         if parallel.data_parallel_index:
             # Each replica is an engine, with a folder and budgets of its own. vLLM tells dense
@@ -215,11 +284,16 @@ class WorkerHalf:
                 root,
                 instance=str(transfer.engine_id),
                 rank=rank,
-                world_size=world_size,
-                budget_bytes=budget_bytes,
+                world_size=parallel.world_size,
+                budget_bytes=sum(
+                    size * count
+                    for group, (size, count) in enumerate(zip(frame_bytes, disk_frames, strict=True))
+                    if group not in elsewhere
+                ),
                 clock=self._clock,
             )
-            return DiskStore(claimed, namespace)
+            store = DiskStore(claimed, own)
+            return ReplicaStore(store, DiskReader(claimed, first, Rank(0)), elsewhere) if elsewhere else store
         except StoreError as error:
             logger.error(
                 "kvstow: rank %d runs without a disk tier: %s; give this engine a disk_path of its own",
@@ -227,6 +301,14 @@ class WorkerHalf:
                 error,
             )
             return None
+
+    def _limits(self, rank: Rank) -> WorkerLimits:
+        return WorkerLimits(
+            load_timeout_s=self._settings.load_timeout_s,
+            save_timeout_s=self._settings.save_timeout_s,
+            shutdown_s_max=self._shutdown_bound_s(rank),
+            load_parts=self._settings.load_threads,
+        )
 
     def _shutdown_bound_s(self, rank: Rank) -> float:
         """How long queued writes may take at the end: vLLM's patience is a bound too."""
@@ -261,3 +343,10 @@ class WorkerHalf:
             # One writer: a removal and a later write of one name must not pass each other.
             writer=ThreadExecutor(f"kvstow-{rank}-write", 1, 2 * settings.pending_writes_max),
         )
+
+
+def _with_replicas(layout: Layout, replicated: frozenset[int]) -> Layout:
+    groups = tuple(
+        msgspec.structs.replace(group, replicated=group.group in replicated) for group in layout.groups
+    )
+    return msgspec.structs.replace(layout, groups=groups)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from kvstow.errors import StoreError
 from kvstow.keys.ids import ChunkRef, NamespaceDigest
-from kvstow.stores.base import FrameName, StoredFrame
+from kvstow.stores.base import FrameName
 from kvstow.stores.disk.faults import store_error
 from kvstow.stores.disk.files import Draft, make_folders
-from kvstow.stores.disk.names import entries_of, fans_under, frame_path, ref_of, share_path
+from kvstow.stores.disk.names import frame_path
+from kvstow.stores.disk.reader import DiskReader
 from kvstow.stores.disk.root import DiskRoot
 from kvstow.stores.disk.share import Share
 
 
-class DiskStore:
+class DiskStore(DiskReader):
     """Frames of one rank and namespace, under a root it has locked (a `kvstow.stores.base.Store`).
 
     Any thread may call it; every method blocks on the device. Buffers are used during the call
@@ -42,8 +43,7 @@ class DiskStore:
         Raises:
             StoreUnavailableError: the folder cannot be read, or an old frame not deleted.
         """
-        self.root = root
-        self._path = share_path(root.path, namespace, root.rank)
+        super().__init__(root, namespace, root.rank)
         # By the chunk's first byte, as the folders: whoever changes a name also counts its bytes.
         self._naming = [threading.Lock() for _ in range(256)]
         try:
@@ -77,34 +77,6 @@ class DiskStore:
         finally:
             self._share.give_back(unused_bytes)
 
-    def get_into(self, name: FrameName, target: memoryview) -> bool:
-        """Fill ``target`` or say absent; see `kvstow.stores.base.Store.get_into`."""
-        self.root.check_open()
-        path = frame_path(self._path, name.ref)
-        try:
-            self.root.files.read_into(path, target, self.root.clock.wall_s())
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise store_error(error, "get", path, len(target)) from error
-        return True
-
-    def contains(self, name: FrameName) -> bool:
-        """Whether a frame is stored under ``name``.
-
-        Raises:
-            StoreUnavailableError: the device failed.
-        """
-        self.root.check_open()
-        path = frame_path(self._path, name.ref)
-        try:
-            os.stat(path, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise store_error(error, "look for", path) from error
-        return True
-
     def remove(self, names: Iterable[FrameName]) -> None:
         """Forget frames, all that can be; see `kvstow.stores.base.Store.remove`."""
         self.root.check_open()
@@ -123,27 +95,6 @@ class DiskStore:
                 self._share.give_back(size_bytes)
         if first is not None:
             raise first
-
-    def scan(self) -> Iterator[StoredFrame]:
-        """Every complete frame of this namespace and rank; from names alone, no file is read.
-
-        Raises:
-            StoreUnavailableError: a folder cannot be read.
-        """
-        self.root.check_open()
-        try:
-            for folder, group in fans_under(self._path):
-                for entry in entries_of(folder):
-                    ref = ref_of(entry.name, group)
-                    if ref is None:
-                        continue
-                    try:
-                        status = entry.stat(follow_symlinks=False)
-                    except FileNotFoundError:
-                        continue
-                    yield StoredFrame(ref, status.st_size, status.st_mtime)
-        except OSError as error:
-            raise store_error(error, "scan", self._path) from error
 
     def close(self) -> None:
         """Give up the lock; later calls raise StoreUnavailableError. Idempotent.

@@ -7,19 +7,25 @@ once no fault strikes any more and everything that was under way has ended.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvstow.layout.geometry import NO_BLOCK, GroupId, GroupKind
-from kvstow.lifecycle.messages import LoadItem, Tier
+from kvstow.lifecycle.messages import Fault, LoadItem, Tier
 from kvstow.lifecycle.requests import Lookup, Match
+from kvstow.metrics import Metric
 from kvstow.stores.framing import payload_of
-from kvstow.testing.sim.scenario import SimFault
+from kvstow.testing.faulty_store import StoreFault
+from kvstow.testing.sim.scenario import FRAME_FAULTS, FRAME_STORE_FAULTS, SimFault
 
 if TYPE_CHECKING:
     from kvstow.testing.sim.engine import Promise, Step
     from kvstow.testing.sim.rank import SimRank
     from kvstow.testing.sim.world import World
+
+
+_DAMAGING = FRAME_STORE_FAULTS - {StoreFault.IO_ERROR, StoreFault.LOST}
 
 
 class ViolationError(AssertionError):
@@ -284,9 +290,102 @@ def loads_fail_for_a_reason(world: World) -> None:
         raise ViolationError("loads_fail_for_a_reason", f"{failed} loads failed where nothing goes wrong")
 
 
+def frames_go_bad_for_a_reason(world: World) -> None:
+    """A promised frame is corrupt or absent only where something damages frames or takes them away.
+
+    Else a slot or a file was given to somebody while it was promised: the load fails, and nobody
+    would know.
+    """
+    scenario = world.scenario
+    reasons = {
+        Fault.CORRUPT: SimFault.MEMORY_FLIP in scenario.faults or _DAMAGING & scenario.store_faults.keys(),
+        Fault.ABSENT: SimFault.FILE_GONE in scenario.faults or StoreFault.LOST in scenario.store_faults,
+    }
+    for rank, watch in zip(world.life.ranks, world.watches, strict=True):
+        for fault, reason in reasons.items():
+            if watch.faults[fault] and not reason:
+                raise ViolationError(
+                    "frames_go_bad_for_a_reason",
+                    f"rank {rank.rank}: {watch.faults[fault]} promised frames were {fault}, for no reason",
+                )
+
+
+def failed_frames_are_not_promised_again(world: World) -> None:
+    """What failed once for a request is not promised to it again: it would fail and ask for ever."""
+    for rank, watch in zip(world.life.ranks, world.watches, strict=True):
+        if watch.again:
+            serial, ref = watch.again[0]
+            raise ViolationError(
+                "failed_frames_are_not_promised_again",
+                f"rank {rank.rank}: chunk {ref.index} of group {ref.group} had failed for request #{serial}",
+            )
+
+
+def saves_can_be_done(world: World) -> None:
+    """No save is ordered that a rank cannot do: of blocks that are not there, or into no slot."""
+    for rank in world.life.ranks:
+        failed = rank.recorder.snapshot()[Metric.SAVE_FAILED]
+        if failed:
+            raise ViolationError(
+                "saves_can_be_done", f"rank {rank.rank}: {failed:.0f} frames could not be copied"
+            )
+
+
+def ready_frames_stay_good(world: World) -> None:
+    """At rest every frame is looked at once more: what came back late may have written into its slot."""
+    world.checked.clear()
+    ready_frames_hold_oracle_bytes(world)
+
+
+def files_hold_oracle_bytes(world: World) -> None:
+    """At rest every file holds its chunk: a frame keeps its slot until it is on disk.
+
+    Asked where nothing damages what is written.
+    """
+    scenario = world.scenario
+    if SimFault.MEMORY_FLIP in scenario.faults or _DAMAGING & scenario.store_faults.keys():
+        return
+    for rank in world.life.ranks:
+        for ref, frame in rank.stored_frames():
+            frame_of = world.expected.frames.get(ref)
+            payload = payload_of(memoryview(frame), rank.layout.payload_bytes(ref.group))
+            if frame_of is None or bytes(payload) != frame_of(rank.memory):
+                raise ViolationError(
+                    "files_hold_oracle_bytes",
+                    f"rank {rank.rank} group {ref.group} chunk {ref.index}: the file holds other bytes",
+                )
+
+
+def files_are_accounted_for(world: World) -> None:
+    """At rest every file is one that the directory counts, on every rank: none is left behind.
+
+    Asked where files come and go as they are told to, and where removals find room in their queue.
+    """
+    scenario = world.scenario
+    unsure = FRAME_FAULTS & scenario.faults.keys() or FRAME_STORE_FAULTS & scenario.store_faults.keys()
+    if unsure or scenario.limits.queue_max <= 64:
+        return
+    for rank in world.life.ranks:
+        if rank.disk is None:
+            continue
+        files = Counter(found.ref.group for found in rank.disk.scan())
+        for index, group in enumerate(scenario.model.groups):
+            counted = world.life.planner.directory.disk_in_use(GroupId(index))
+            if group.replicated and rank.rank:
+                counted = 0  # the first rank's copy serves all
+            if files[GroupId(index)] != counted:
+                raise ViolationError(
+                    "files_are_accounted_for",
+                    f"rank {rank.rank} group {index}: {files[GroupId(index)]} files, {counted} are counted",
+                )
+
+
 AFTER_EVERY_EVENT: tuple[Callable[[World], None], ...] = (budgets_hold, valid_blocks_hold_oracle_bytes)
 AFTER_EVERY_STEP: tuple[Callable[[World], None], ...] = (
     loads_fail_for_a_reason,
+    frames_go_bad_for_a_reason,
+    failed_frames_are_not_promised_again,
+    saves_can_be_done,
     kept_chunks_can_be_used,
     ready_frames_hold_oracle_bytes,
     outputs_are_the_models,
@@ -294,6 +393,9 @@ AFTER_EVERY_STEP: tuple[Callable[[World], None], ...] = (
 AT_REST: tuple[Callable[[World], None], ...] = (
     everything_comes_back,
     slots_are_accounted_for,
+    ready_frames_stay_good,
+    files_hold_oracle_bytes,
+    files_are_accounted_for,
     nothing_stays_pending,
     stored_is_hit,
 )

@@ -31,7 +31,10 @@ class RankMemory:
         shape = (num_blocks, model.page_words)
         self._model = model
         self._rank = rank
-        self._places = [place_words(index, group.layers, rank) for index, group in enumerate(model.groups)]
+        self._places = [
+            place_words(index, group.layers, 0 if group.replicated else rank)
+            for index, group in enumerate(model.groups)
+        ]
         self._words: Words = np.random.default_rng(noise).integers(0, 1 << 63, shape, dtype=np.uint64)
         self._believed: Words = np.zeros(shape, np.uint64)
         self._known = np.zeros(shape, np.bool_)

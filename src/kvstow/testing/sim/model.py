@@ -20,12 +20,14 @@ class SimGroup(msgspec.Struct, frozen=True):
         block_tokens: tokens per block.
         layers: each has one word per token, or one per image in a STATE group.
         window_tokens: of a WINDOW group, else 0.
+        replicated: every rank computes the same words.
     """
 
     kind: GroupKind
     block_tokens: int
     layers: int
     window_tokens: int = 0
+    replicated: bool = False
 
     @property
     def block_words(self) -> int:
@@ -82,4 +84,5 @@ class SimModel(msgspec.Struct, frozen=True):
             "uint64",
             segments,
             group.window_tokens,
+            group.replicated,
         )

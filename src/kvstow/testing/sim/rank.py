@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,8 @@ import msgspec
 from kvstow.clock import ManualClock
 from kvstow.codec.select import make_codec
 from kvstow.errors import StoreError
-from kvstow.keys.ids import NamespaceDigest, Rank
+from kvstow.keys.chain import frame_key
+from kvstow.keys.ids import ChunkRef, NamespaceDigest, Rank
 from kvstow.keys.namespace import rank_namespace
 from kvstow.layout.fingerprint import layout_digest
 from kvstow.layout.geometry import GroupId, GroupKind
@@ -18,10 +20,12 @@ from kvstow.lifecycle.messages import Held, Hello
 from kvstow.lifecycle.worker import Executors, Worker, WorkerLimits
 from kvstow.metrics import Recorder
 from kvstow.stores.arena import Arena
-from kvstow.stores.base import Store
+from kvstow.stores.base import FrameName, Store
+from kvstow.stores.disk.reader import DiskReader
 from kvstow.stores.disk.root import DiskRoot
 from kvstow.stores.disk.store import DiskStore
 from kvstow.stores.framing import frame_bytes
+from kvstow.stores.replica import ReplicaStore
 from kvstow.testing.faulty_store import FaultSource, FaultyStore
 from kvstow.testing.sim.engine import Promise, Step, StepAnswer, Work
 from kvstow.testing.sim.fibers import FiberExecutor, Fibers
@@ -99,7 +103,9 @@ class SimRank:
             frame_bytes(self.layout.payload_bytes(GroupId(group))) for group in range(len(model.groups))
         )
         self.arena = Arena(limits.arena_slots, self._frames, limits.readers)
-        self.namespace = rank_namespace(namespace, Rank(rank), layout_digest(self.layout))
+        digest = layout_digest(self.layout)
+        self.namespace = rank_namespace(namespace, Rank(rank), digest)
+        self._first_namespace = rank_namespace(namespace, Rank(0), digest)
         self.disk, store = self._open_disk(root, world_size, instance, clock, faults, fibers)
         self.executors = [
             FiberExecutor("saver", fibers, clock, threads=1, queue_max=limits.queue_max),
@@ -117,8 +123,8 @@ class SimRank:
             arena_slots=limits.arena_slots,
             disk_frames=limits.disk_frames if self.disk is not None else (0,) * len(self._frames),
             inventory=()
-            if self.disk is None
-            else tuple(Held(found.ref, found.touched_s) for found in self.disk.scan()),
+            if store is None
+            else tuple(Held(found.ref, found.touched_s) for found in store.inner.scan()),
             version="simulated",
         )
         self.worker = Worker(
@@ -137,12 +143,23 @@ class SimRank:
             Executors(*self.executors),
             clock,
             self.recorder,
+            self._first_namespace,
         )
 
     @property
     def disk_budget_bytes(self) -> int:
         """What this rank may occupy on disk."""
         return sum(frames * size for frames, size in zip(self._limits.disk_frames, self._frames, strict=True))
+
+    def stored_frames(self) -> Iterator[tuple[ChunkRef, bytearray]]:
+        """Every frame on this rank's disk as it is there, past all faults."""
+        if self.disk is None:
+            return
+        for found in list(self.disk.scan()):
+            frame = bytearray(found.size_bytes)
+            name = FrameName(frame_key(self.namespace, found.ref.group, found.ref.chunk), found.ref)
+            if self.disk.get_into(name, memoryview(frame)):
+                yield found.ref, frame
 
     def do_step(self) -> StepAnswer:
         """The oldest step that was sent: fence, forward, orders, answers; as an adapter's worker half."""
@@ -153,6 +170,7 @@ class SimRank:
         for work in step.work:
             said[work.request.serial] = self._forward(work)
         self.worker.submit(step.order)
+        self.worker.copy_snapshots(step.order)
         reports, loads, sent = self.worker.poll()
         return StepAnswer(self.rank, reports, tuple(loads), tuple(sent), said)
 
@@ -216,7 +234,7 @@ class SimRank:
         clock: ManualClock,
         faults: FaultSource,
         fibers: Fibers,
-    ) -> tuple[DiskStore | None, Store | None]:
+    ) -> tuple[DiskStore | None, FaultyStore | None]:
         if not any(self._limits.disk_frames):
             return None, None
         try:
@@ -231,4 +249,8 @@ class SimRank:
         except StoreError:
             return None, None
         disk = DiskStore(claimed, self.namespace)
-        return disk, FaultyStore(disk, faults, fibers.pause, slow_s=self._limits.slow_s)
+        store: Store = disk
+        if self.layout.replicated and self.rank:
+            first = DiskReader(claimed, self._first_namespace, Rank(0))
+            store = ReplicaStore(disk, first, self.layout.replicated)
+        return disk, FaultyStore(store, faults, fibers.pause, slow_s=self._limits.slow_s)

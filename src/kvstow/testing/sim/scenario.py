@@ -106,8 +106,23 @@ STORE_FAULT_RATES: dict[StoreFault, float] = {
 }
 """Per operation that may have it."""
 
+FRAME_FAULTS = frozenset({SimFault.MEMORY_FLIP, SimFault.FILE_GONE})
+FRAME_STORE_FAULTS = frozenset(
+    {
+        StoreFault.IO_ERROR,
+        StoreFault.SHORT_WRITE,
+        StoreFault.TORN_WRITE,
+        StoreFault.FLIPPED_WRITE,
+        StoreFault.SHORT_READ,
+        StoreFault.FLIPPED_READ,
+        StoreFault.LOST,
+    }
+)
+"""After these a frame is bad, or not there, or there although it was removed."""
+
 _PAGED = SimGroup(GroupKind.PAGED, 4, 2)
 _PAGED_WIDE = SimGroup(GroupKind.PAGED, 8, 1)
+_LATENT = SimGroup(GroupKind.PAGED, 4, 2, replicated=True)
 _STATE = SimGroup(GroupKind.STATE, 8, 5)
 
 
@@ -126,6 +141,8 @@ MODELS: dict[str, tuple[SimGroup, ...]] = {
     "hybrid, state first": (_STATE, _PAGED_WIDE),
     "all kinds": (_PAGED, _window(12), _STATE),
     "only state": (_STATE,),
+    "latent": (_LATENT,),
+    "latent and state": (_LATENT, _STATE),
 }
 """The groups of the simulated models, by what is particular about them."""
 
@@ -154,7 +171,25 @@ def draw_scenario(seed: int) -> Scenario:
         store_faults={} if fault_free else _draw_some(rng, STORE_FAULT_RATES),
         restarts=rng.random() < 0.5,
     )
-    return _roomy(scenario) if fault_free and rng.random() < 0.6 else scenario
+    if fault_free and rng.random() < 0.6:
+        return _roomy(scenario)
+    # Some reads outlast the bound of their load, and come back while its slot may be somebody else's.
+    slow_s = rng.choice([1.0, 1.0, 15.0])
+    scenario = msgspec.structs.replace(
+        scenario, limits=msgspec.structs.replace(scenario.limits, slow_s=slow_s)
+    )
+    return _undamaged(scenario) if rng.random() < 0.4 else scenario
+
+
+def _undamaged(scenario: Scenario) -> Scenario:
+    """The same where frames are neither damaged nor lost: then none may be found bad or missing."""
+    return msgspec.structs.replace(
+        scenario,
+        faults={fault: rate for fault, rate in scenario.faults.items() if fault not in FRAME_FAULTS},
+        store_faults={
+            fault: rate for fault, rate in scenario.store_faults.items() if fault not in FRAME_STORE_FAULTS
+        },
+    )
 
 
 def _roomy(scenario: Scenario) -> Scenario:
