@@ -28,3 +28,12 @@ def mount() -> Mount:
             pytest.skip(f"cannot mount: {done.stderr}")
 
     return run
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the long form of the model matrix, unless ``-m`` names it."""
+    if "models" not in config.option.markexpr:
+        long = [item for item in items if item.get_closest_marker("models")]
+        if long:
+            config.hook.pytest_deselected(items=long)
+            items[:] = [item for item in items if item not in long]

@@ -1,4 +1,4 @@
-"""What decides a prompt's bytes besides its tokens: salt, adapter, embeddings."""
+"""What decides a prompt's bytes besides its tokens: salt, adapter, embeddings; and who takes no hit."""
 
 from __future__ import annotations
 
@@ -104,3 +104,21 @@ def test_prompt_embeddings_are_their_own_prompt(engine: Engine) -> None:
     # What is alike may be shared; what is not must not be.
     assert ask(near) <= 384
     assert ask(one) == HIT
+
+
+def test_a_request_for_log_probabilities_of_its_prompt_takes_no_hit(engine: Engine) -> None:
+    """What is not computed has none: a hit would leave holes in the answer."""
+    tokens = prompt(500, seed=4)
+    cold = engine.ask(tokens, prompt_logprobs=True)
+    assert (cold.cached, len(cold.prompt_logprobs)) == (0, 499)
+    # vLLM's own decision, and against it.
+    for uses_caches in (None, True):
+        engine.clear_own_cache()
+        before = engine.counters()
+        again = engine.ask(tokens, prompt_logprobs=True, uses_caches=uses_caches)
+        assert "promised_tokens" not in engine.counted_since(before)
+        assert (again.cached, again.prompt_logprobs) == (0, cold.prompt_logprobs)
+    # What it computed is there for others.
+    engine.clear_own_cache()
+    assert cached(engine, tokens) == HIT
+    engine.expect_baseline()

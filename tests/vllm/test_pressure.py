@@ -1,77 +1,19 @@
-"""Two dozen requests at once in a pool that is too small: preemption, with loads and saves in flight.
-
-Batching changes bits, so there is no one right run to compare with. What is right is checked block
-by block instead: a block that was loaded must hold bytes that a forward of this engine computed for
-exactly that prefix.
-"""
+"""Two dozen requests at once in a pool that is too small: preemption, with loads and saves in flight."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gates import Gates
-from inprocess import BLOCK, CHUNK, Engine, prompt, running
+from inprocess import CHUNK, Engine, prompt, running
+from witness import Witness
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 REQUESTS = 24
 ANSWER = 48
-
-
-class Witness:
-    """Notes what each forward computed, and holds what each load brought against it.
-
-    Attributes:
-        loaded: blocks that came from kvstow, all found right.
-        preemptions: how often the engine took a running request's blocks.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._computed: dict[tuple[int, ...], set[bytes]] = {}
-        # By block: which prefix it was last seen to hold, and the bytes.
-        self._holds: dict[int, tuple[tuple[int, ...], bytes]] = {}
-        self._seen: dict[str, tuple[int, int]] = {}
-        self.loaded = 0
-        self.preemptions = 0
-
-    def step(self) -> None:
-        """Let the engine do one step and look at what it changed."""
-        floors = {name: request.num_computed_tokens for name, request in self._live().items()}
-        self._engine.step()
-        for name, request in self._live().items():
-            self._look(name, request, floors.get(name, 0))
-
-    def _live(self) -> dict[str, Any]:
-        return dict(self._engine.scheduler.requests)
-
-    def _look(self, name: str, request: Any, floor: int) -> None:
-        preemptions, seen = self._seen.get(name, (0, 0))
-        if request.num_preemptions != preemptions:
-            self.preemptions += request.num_preemptions - preemptions
-            seen = 0
-        if name not in {running.request_id for running in self._engine.scheduler.running}:
-            # It waits, or a load writes its blocks: they are looked at once it runs.
-            self._seen[name] = (request.num_preemptions, 0)
-            return
-        blocks = self._engine.block_ids(name)
-        tokens = tuple(request.all_token_ids)
-        whole = request.num_computed_tokens // BLOCK
-        for index in range(seen, whole):
-            prefix = tokens[: (index + 1) * BLOCK]
-            (content,) = self._engine.kv_bytes([blocks[index]])
-            if self._holds.get(blocks[index]) == (prefix, content):
-                continue
-            self._holds[blocks[index]] = (prefix, content)
-            if (index + 1) * BLOCK <= floor:
-                assert content in self._computed.get(prefix, ()), f"{name}: block {index} was never computed"
-                self.loaded += 1
-            else:
-                self._computed.setdefault(prefix, set()).add(content)
-        self._seen[name] = (request.num_preemptions, whole)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,8 @@
 
 Usage: ``engine_child.py CONNECTION_FD OPTIONS_JSON``, or `serve_forked` in a process that was forked
 from one which had vLLM imported. Messages: ``{"ask": token_ids}``, ``{"numbers": null}``,
-``{"stop": null}``; each but the last is answered with one message. The first answer is ``"ready"``.
+``{"forget": null}``, ``{"stop": null}``; each but the last is answered with one message. The first
+answer is ``"ready"``.
 """
 
 from __future__ import annotations
@@ -63,7 +64,13 @@ def serve(connection: Connection, options: dict[str, Any]) -> LLM:
         [(verb, argument)] = json.loads(connection.recv_bytes()).items()
         if verb == "stop":
             return llm
-        answer = ask(llm, argument) if verb == "ask" else numbers()
+        match verb:
+            case "ask":
+                answer: object = ask(llm, argument)
+            case "forget":
+                answer = llm.reset_prefix_cache()
+            case _:
+                answer = numbers()
         connection.send_bytes(json.dumps(answer).encode())
 
 

@@ -252,6 +252,17 @@ class Engine(Child):
         heard = self._hear(ANSWER_S_MAX)
         return {name.removeprefix("kvstow_").replace("_total", ""): value for name, value in heard.items()}
 
+    def forget(self) -> None:
+        """Have it empty its own cache, once nothing is in flight any more; kvstow keeps what it has."""
+
+        def is_empty() -> bool:
+            # A save's report comes with a step, and a step needs a request; this one is too short to save.
+            self.ask([7, 7, 7])
+            self.say({"forget": None})
+            return bool(self._hear(ANSWER_S_MAX))
+
+        self.wait_until(is_empty, "its cache is empty")
+
     def say(self, message: Mapping[str, object]) -> None:
         """Send a message without waiting for the answer."""
         self._connection.send_bytes(json.dumps(message).encode())

@@ -128,7 +128,7 @@ class SchedulerHalf:
 
     def matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]:
         """Tokens beyond ``computed`` to load, and whether loading is asynchronous; polled."""
-        if request.skip_reading_prefix_cache:
+        if request.skip_reading_prefix_cache or _wants_every_token(request):
             return 0, False
         known = self._known.get(request.request_id)
         if known is None or not self._is_cacheable(known):
@@ -291,3 +291,14 @@ class SchedulerHalf:
             adapter_digest=digest,
         )
         return known.keys
+
+
+def _wants_every_token(request: Request) -> bool:
+    """Whether it asks for log-probabilities of its prompt: only tokens that are computed have them.
+
+    vLLM skips caches for such a request by itself, unless the client says otherwise.
+    """
+    params = request.sampling_params
+    return params is not None and (
+        params.prompt_logprobs is not None or bool(getattr(params, "prompt_logprob_token_ids", None))
+    )
