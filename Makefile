@@ -7,7 +7,7 @@
 #   make check   formatting, lint, types, layers, file sizes
 #   make bench   every benchmark        BENCH_ARGS=--quick only sees that they run
 #   make soak    new schedules of the simulator until told to stop   SOAK_ARGS="--minutes 60" ends by itself
-#   make mutants plant every fault of a list, one at a time, and see that the suite fails (half an hour)
+#   make mutants plant every fault of a list, one at a time, and see that the suite fails (15 minutes)
 #   make clean   remove what make and the tools made
 #
 # On a machine where pip finds no CPU build of torch by itself:

@@ -212,6 +212,16 @@ def test_held_requests_are_sent_when_their_saves_have_ended(rank: OneRank) -> No
     assert rank.outcome()[2] == []
 
 
+def test_a_request_is_held_until_the_last_of_its_saves_has_ended(rank: OneRank) -> None:
+    rank.save(REF, 0, (5, 3), job=1)
+    rank.save(NEXT, 1, (2, 6), job=2)
+    rank.worker.submit(WorkOrder(holds=(Hold(R, (JobId(1), JobId(2))),)))
+    assert rank.saver.run_one()
+    assert rank.outcome()[2] == []
+    rank.run()
+    assert rank.outcome()[2] == [R]
+
+
 def test_a_save_that_waited_too_long_is_dropped(rank: OneRank) -> None:
     """Blocks are held for it; it is dropped though the saver does nothing any more."""
     rank.save(REF, 0, (5, 3), write=True)

@@ -11,7 +11,8 @@ from lockstep import Lockstep, scenario_of
 
 from kvstow.clock import ManualClock
 from kvstow.layout.geometry import BlockId, GroupId
-from kvstow.lifecycle.messages import RequestId
+from kvstow.lifecycle.messages import Fault, RequestId, Tier
+from kvstow.metrics import Metric
 from kvstow.testing.sim import invariants
 from kvstow.testing.sim.explore import run_scenario, shrink
 from kvstow.testing.sim.fibers import FiberExecutor, Fibers
@@ -155,14 +156,19 @@ def worked(tmp_path: Path) -> World:
     scenario = msgspec.structs.replace(scenario_of("all kinds"), events=0)
     world = World(scenario, tmp_path)
     world.life.engine.add(RequestId("a"), Prompt(tuple(range(20))), outputs_max=1)
-    for _ in range(6):
+    take_turns(world, 6)
+    return world
+
+
+def take_turns(world: World, turns: int) -> None:
+    """Everybody does what there is to do, so many times."""
+    for _ in range(turns):
         world.send()
         for rank in world.life.ranks:
             while rank.inbox:
                 for report in [report for answer in world.life.do_step(rank)[1] for report in answer.reports]:
                     world.life.planner.report(report)
             rank.run_threads()
-    return world
 
 
 def violated(world: World) -> set[str]:
@@ -214,7 +220,43 @@ def test_a_block_that_stays_is_seen(tmp_path: Path) -> None:
 def test_a_cache_that_hits_nothing_is_seen(tmp_path: Path) -> None:
     world = worked(tmp_path)
     world.life.planner.forget_all()
+    take_turns(world, 1)
     assert violated(world) == {"stored_is_hit"}
+
+
+def test_a_file_that_holds_another_chunk_is_seen(tmp_path: Path) -> None:
+    world = worked(tmp_path)
+    first, second = sorted(path for path in tmp_path.rglob("g0/*/*") if path.is_file())
+    first.write_bytes(second.read_bytes())
+    assert violated(world) == {"files_hold_oracle_bytes"}
+
+
+def test_a_file_that_nobody_counts_is_seen(tmp_path: Path) -> None:
+    world = worked(tmp_path)
+    directory = world.life.planner.directory
+    ref = next(ref for ref in world.expected.frames if directory.tier_of(ref) is Tier.ARENA)
+    directory.drop(ref, Tier.DISK)
+    directory.take_removes()
+    assert violated(world) == {"files_are_accounted_for"}
+
+
+@pytest.mark.parametrize("fault", [Fault.CORRUPT, Fault.ABSENT])
+def test_a_frame_that_goes_bad_for_no_reason_is_seen(tmp_path: Path, fault: Fault) -> None:
+    world = worked(tmp_path)
+    world.watches[0].faults[fault] += 1
+    assert violated(world) == {"frames_go_bad_for_a_reason"}
+
+
+def test_a_frame_that_failed_and_is_promised_again_is_seen(tmp_path: Path) -> None:
+    world = worked(tmp_path)
+    world.watches[0].again.append((1, next(iter(world.expected.frames))))
+    assert violated(world) == {"failed_frames_are_not_promised_again"}
+
+
+def test_a_save_that_cannot_be_done_is_seen(tmp_path: Path) -> None:
+    world = worked(tmp_path)
+    world.life.ranks[0].recorder.count(Metric.SAVE_FAILED)
+    assert violated(world) == {"saves_can_be_done"}
 
 
 def test_another_answer_than_the_models_is_seen(tmp_path: Path) -> None:
