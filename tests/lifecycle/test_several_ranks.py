@@ -110,3 +110,22 @@ def test_a_rank_that_says_anything_lives() -> None:
     assert bench.planner.phase_of(A) is Phase.LOADING
     bench.answer(order, ranks=[1])
     assert bench.planner.phase_of(A) is Phase.LOADED
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_what_one_rank_found_bad_is_not_excused_by_another_that_was_told_to_stop(
+    order: tuple[int, int],
+) -> None:
+    bench = two_ranks()
+    ids = bench.save_prompt("p", 3)
+    promise(bench, ids, 3)
+    (load,) = bench.planner.step().loads
+    said = (
+        (FailedItem(0, Fault.CORRUPT), FailedItem(2, Fault.CANCELLED)),
+        (FailedItem(0, Fault.CANCELLED), FailedItem(1, Fault.CORRUPT)),
+    )
+    for rank in order:
+        bench.tell(rank, loads=(LoadReport(load.job, said[rank]),))
+    assert bench.planner.match(A, ids, 3 * CHUNK + 1, 0).lookup is Lookup.MISS
+    gone = [bench.directory.tier_of(ref) is None for ref in refs(ids)]
+    assert gone == [True, True, False]

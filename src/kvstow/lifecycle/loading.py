@@ -165,7 +165,7 @@ class LoadPlanner:
         run.waiting.discard(rank)
         run.refused = run.refused or load.refused
         for failed in load.failed:
-            run.faults[failed.item] = failed.fault
+            run.note_fault(failed.item, failed.fault)
         for place in load.busy:
             run.busy[place] = run.busy.get(place, 0) + 1
         if not run.waiting:
@@ -284,7 +284,8 @@ class LoadPlanner:
         """End a load that some ranks say nothing of: their reads may still land in its slots."""
         for place in _promoted_places(run):
             run.busy[place] = run.busy.get(place, 0) + len(run.waiting)
-        run.faults.update(dict.fromkeys(range(len(run.items)), Fault.TIMEOUT))
+        for item in range(len(run.items)):
+            run.note_fault(item, Fault.TIMEOUT)
         run.refused = True
         self._given_up[job] = run
         self._end(job, run)

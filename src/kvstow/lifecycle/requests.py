@@ -81,6 +81,10 @@ class TrackedRequest:
         self.denied.setdefault(group, set()).add(chunk)
 
 
+# A rank that was told to stop knows nothing of the frame; a slow one less than one that has read it.
+_GRAVITY = (Fault.CANCELLED, Fault.UNAVAILABLE, Fault.TIMEOUT, Fault.ABSENT, Fault.CORRUPT)
+
+
 class LoadRun:
     """A load that some rank has not reported yet, of the tokens from ``floor`` to ``boundary``."""
 
@@ -110,6 +114,11 @@ class LoadRun:
         self.busy: dict[PlaceInArena, int] = {}
         self.refused = False
         self.ordered = (0.0, 0)  # seconds and steps
+
+    def note_fault(self, item: int, fault: Fault) -> None:
+        """One rank says what went wrong with ``item``: of all ranks' words the gravest counts."""
+        known = self.faults.get(item, fault)
+        self.faults[item] = max(known, fault, key=_GRAVITY.index)
 
     @property
     def tokens(self) -> int:
