@@ -63,10 +63,6 @@ class LoadLedger:
             behind = behind or other == job
         del self._loads[job]
 
-    def restart(self, job: JobId) -> None:
-        """Give ``job`` one more bound from now."""
-        self._loads[job].since_s = self._clock.monotonic_s()
-
     def expired(self) -> list[JobId]:
         """Loads that are past their bound, in dispatch order; they stay until `ended`."""
         now_s = self._clock.monotonic_s()

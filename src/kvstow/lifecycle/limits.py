@@ -21,8 +21,8 @@ class PlannerLimits(msgspec.Struct, frozen=True):
         rules: what a resume needs, by group.
         loads, saves: whether this engine reads and writes at all.
         min_load_tokens: smaller hits are recomputed.
-        load_timeout_s: the workers' bound on a load; the planner's own is twice that, so that
-            it only ever speaks when a worker's report was lost.
+        load_timeout_s: the workers' bound on a load. A rank that says nothing for twice that long,
+            and for `kvstow.lifecycle.silence.SILENT_STEPS`, is taken for dead.
         pending_loads_max, pending_saves_max, pending_writes_max: jobs, chunks and frames in
             flight at once.
         disk_cooldown_s: how long nothing is promised from disk after it timed out.

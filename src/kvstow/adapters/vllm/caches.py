@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 
-from kvstow.adapters.vllm.setup import group_kind, group_specs, window_tokens_of
+from kvstow.adapters.vllm.setup import group_kind, group_specs, layer_spec, window_tokens_of
 from kvstow.errors import LayoutError
 from kvstow.keys.digest import digest
 from kvstow.layout.discover import TensorView, discover_segments
@@ -160,7 +159,7 @@ def _page_bytes(group: KVCacheGroupSpec, name: str) -> int | None:
     if name not in group.layer_names:
         return None
     spec = group.kv_cache_spec
-    of_layer = spec.kv_cache_specs[name] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+    of_layer = layer_spec(spec, name)
     return int(of_layer.page_size_bytes)
 
 

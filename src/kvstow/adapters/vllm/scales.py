@@ -32,8 +32,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
-from vllm.v1.kv_cache_interface import MambaSpec, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import MambaSpec
 
+from kvstow.adapters.vllm.setup import layer_spec
 from kvstow.errors import LayoutError
 from kvstow.keys.digest import digest
 from kvstow.keys.namespace import canonical_json
@@ -98,9 +99,7 @@ def find_scales(
                 # Refused where the layout is made, with more to tell.
                 continue
             asked = _Layer(layer, module, cache, kv_cache_config.num_blocks)
-            spec = group.kv_cache_spec
-            if isinstance(spec, UniformTypeKVCacheSpecs):
-                spec = spec.kv_cache_specs[layer]
+            spec = layer_spec(group.kv_cache_spec, layer)
             if hasattr(module, HOOK):
                 found |= asked.reported()
             elif _is_quantised(spec, cache):

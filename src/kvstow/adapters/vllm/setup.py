@@ -158,8 +158,7 @@ def replicated_groups(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -
         return frozenset()
     found = set()
     for index, group in enumerate(kv_cache_config.kv_cache_groups):
-        spec = group.kv_cache_spec
-        specs = spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
+        specs = _layer_specs(group.kv_cache_spec)
         if all(isinstance(one, MLAAttentionSpec) or getattr(one, "tp_replicated", False) for one in specs):
             found.add(index)
     return frozenset(found)
@@ -174,13 +173,17 @@ def image_shares(kv_cache_config: KVCacheConfig, settings: Settings) -> tuple[fl
 
 def group_specs(kv_cache_config: KVCacheConfig) -> list[Any]:
     """One spec for each group: of layers that differ in sizes only, one of theirs."""
-    specs = []
-    for group in kv_cache_config.kv_cache_groups:
-        spec = group.kv_cache_spec
-        if isinstance(spec, UniformTypeKVCacheSpecs):
-            spec = next(iter(spec.kv_cache_specs.values()))
-        specs.append(spec)
-    return specs
+    return [_layer_specs(group.kv_cache_spec)[0] for group in kv_cache_config.kv_cache_groups]
+
+
+def layer_spec(spec: Any, layer: str) -> Any:
+    """The spec of one layer of a group that has ``spec``."""
+    return spec.kv_cache_specs[layer] if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+
+
+def _layer_specs(spec: Any) -> list[Any]:
+    """The specs of a group's layers, or the one that they share."""
+    return list(spec.kv_cache_specs.values()) if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
 
 
 def block_tokens_of(kv_cache_config: KVCacheConfig) -> tuple[int, ...]:

@@ -118,7 +118,7 @@ class SimRank:
             world_size=world_size,
             namespace=namespace,
             chunk_tokens=model.chunk_tokens,
-            rules=tuple(self.layout.rule(GroupId(group)) for group in range(len(model.groups))),
+            rules=self.layout.rules,
             frame_bytes=self._frames,
             arena_slots=limits.arena_slots,
             disk_frames=limits.disk_frames if self.disk is not None else (0,) * len(self._frames),

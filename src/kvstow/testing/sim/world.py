@@ -234,10 +234,8 @@ class World:
         self.life.planner.report(late.pop(rng.randrange(len(late))))
 
     def _evicts_between(self) -> bool:
-        return self._strikes_now(SimFault.EVICTED_BETWEEN, Random(self.scenario.seed ^ self._promises()))
-
-    def _promises(self) -> int:
-        return self.life.engine.counts["promises"]
+        promises = self.life.engine.counts["promises"]
+        return self._strikes_now(SimFault.EVICTED_BETWEEN, Random(self.scenario.seed ^ promises))
 
     def _strikes_now(self, fault: SimFault, rng: Random) -> bool:
         strikes = self._disk_faults.strike and rng.random() < self.scenario.faults.get(fault, 0.0)
