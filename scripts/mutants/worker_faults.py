@@ -77,8 +77,8 @@ COPIES = (
         "what the arena holds is not verified",
         "Checked before a byte reaches a block: memory goes bad too, and nobody would notice.",
         _WORKER,
-        "            payload = open_frame(frame, self._names.identity(item.ref))",
-        "            payload = frame[4096 : 4096 + self._names.payload_bytes(item.ref)]",
+        "            payload = open_frame(frame, self._parts.names.identity(item.ref))",
+        "            payload = frame[4096 : 4096 + self._parts.names.payload_bytes(item.ref)]",
     ),
     Mutant(
         "absent is a hit",
@@ -139,8 +139,8 @@ WRITES = (
         "a failing disk raises in its reader",
         "No failure of a store raises: the reader's thread would end with a traceback instead of a count.",
         _WORKER,
-        '        except StoreError as error:\n            self._failures.error("disk read"',
-        '        except KeyError as error:\n            self._failures.error("disk read"',
+        '        except StoreError as error:\n            self._parts.failures.error("disk read"',
+        '        except KeyError as error:\n            self._parts.failures.error("disk read"',
     ),
     Mutant(
         "a failing disk raises in its writer",
@@ -207,6 +207,6 @@ BOUNDS = (
         "Every promise ends: a load that no thread has room for would never be reported.",
         _WORKER,
         "        if not queued:\n",
-        "        if not queued and self._disk is job:\n",
+        "        if not queued and self._parts.disk is job:\n",
     ),
 )

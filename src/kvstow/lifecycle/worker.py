@@ -86,31 +86,19 @@ class Worker:
         recorder: Recorder,
         first_namespace: NamespaceDigest | None = None,
     ) -> None:
-        self._rank = rank
-        self._codecs = codecs
-        self._arena = arena
-        self._disk = disk
-        self._limits = limits
-        self._executors = executors
-        self._clock = clock
-        self._recorder = recorder
-        self._names = FrameNames(rank, namespace, layout, first_namespace)
-        self._failures = OnceLogger(logger, clock)
-        self._news = threading.Event()
-        self._saver = Saver(
-            Parts(
-                self._names,
-                codecs,
-                arena,
-                disk,
-                limits,
-                executors,
-                clock,
-                recorder,
-                self._failures,
-                self._news,
-            )
+        self._parts = Parts(
+            names=FrameNames(rank, namespace, layout, first_namespace),
+            codecs=codecs,
+            arena=arena,
+            disk=disk,
+            limits=limits,
+            executors=executors,
+            clock=clock,
+            recorder=recorder,
+            failures=OnceLogger(logger, clock),
+            news=threading.Event(),
         )
+        self._saver = Saver(self._parts)
         self._ledger = LoadLedger(clock, limits.load_timeout_s)
         self._loads: dict[JobId, LoadTransfer] = {}
         self._holds: list[Hold] = []
@@ -157,7 +145,7 @@ class Worker:
         For a step that has nothing to compute: it saves the threads an engine that spins.
         """
         if self._loads or self._saver.is_busy:
-            self._news.wait(wait_s)
+            self._parts.news.wait(wait_s)
 
     def poll(self) -> tuple[tuple[Report, ...], list[tuple[RequestId, bool]], list[RequestId]]:
         """What ended since the last call, with loads and saves past their bound ended here.
@@ -166,7 +154,7 @@ class Worker:
             Reports for the planner, in order; requests whose load ended and whether it
             succeeded; and held requests whose saves have ended.
         """
-        self._news.clear()
+        self._parts.news.clear()
         loads = self._take_load_reports()
         # Only now: one that ended gives those behind it their time anew.
         self._expire()
@@ -181,11 +169,11 @@ class Worker:
         """Give up loads and saves, let queued writes finish for a bounded time, close the stores."""
         for transfer in self._loads.values():
             transfer.give_up(Fault.CANCELLED)
-        executors = self._executors
-        give_up_s = self._clock.monotonic_s() + self._limits.shutdown_s_max
+        executors = self._parts.executors
+        give_up_s = self._parts.clock.monotonic_s() + self._parts.limits.shutdown_s_max
         # Saves first: what they copy is still to be written, in all the time they leave.
-        left = executors.saver.close(self._limits.shutdown_s_max)
-        left += executors.writer.close(max(0.0, give_up_s - self._clock.monotonic_s()))
+        left = executors.saver.close(self._parts.limits.shutdown_s_max)
+        left += executors.writer.close(max(0.0, give_up_s - self._parts.clock.monotonic_s()))
         executors.loader.close(0.1)
         executors.readers.close(0.1)
         if left:
@@ -193,11 +181,11 @@ class Worker:
                 "kvstow: %d saves or writes were still queued after %.0f s; they are lost, "
                 "raise shutdown_s_max to keep more",
                 left,
-                self._limits.shutdown_s_max,
+                self._parts.limits.shutdown_s_max,
             )
-        self._failures.flush()
-        if self._disk is not None:
-            self._disk.close()
+        self._parts.failures.flush()
+        if self._parts.disk is not None:
+            self._parts.disk.close()
 
     def _release_holds(self) -> list[RequestId]:
         ended = [hold for hold in self._holds if not any(map(self._saver.is_saving, hold.jobs))]
@@ -215,14 +203,16 @@ class Worker:
             return
         arena_items = [index for index, item in enumerate(job.items) if item.source is Tier.ARENA]
         queued = True
-        for start in range(min(self._limits.load_parts, len(arena_items))):
-            part = arena_items[start :: self._limits.load_parts]
-            queued = queued and self._executors.loader.submit(partial(self._run_arena_items, transfer, part))
+        for start in range(min(self._parts.limits.load_parts, len(arena_items))):
+            part = arena_items[start :: self._parts.limits.load_parts]
+            queued = queued and self._parts.executors.loader.submit(
+                partial(self._run_arena_items, transfer, part)
+            )
         for index, item in enumerate(job.items):
             if queued and item.source is Tier.DISK:
-                queued = self._executors.readers.submit(partial(self._run_disk_item, transfer, index))
+                queued = self._parts.executors.readers.submit(partial(self._run_disk_item, transfer, index))
         if not queued:
-            self._failures.warn(
+            self._parts.failures.warn(
                 "load queue full", f"load of {len(job.items)} frames refused; the request recomputes"
             )
             # No fault of the disk, which goes on being used.
@@ -235,7 +225,7 @@ class Worker:
             try:
                 if transfer.begin(index):
                     fault = Fault.UNAVAILABLE
-                    fault = self._deliver(transfer, item, self._arena.frame(item.ref.group, item.slot))
+                    fault = self._deliver(transfer, item, self._parts.arena.frame(item.ref.group, item.slot))
             finally:
                 self._end_item(transfer, index, fault)
 
@@ -252,24 +242,24 @@ class Worker:
     def _read_item(self, transfer: LoadTransfer, item: LoadItem) -> Fault | None:
         """Bring one frame from disk, through its slot or a staging frame, into its blocks."""
         if item.slot != NO_SLOT:
-            return self._read(transfer, item, self._arena.frame(item.ref.group, item.slot))
+            return self._read(transfer, item, self._parts.arena.frame(item.ref.group, item.slot))
         # There is one for each reader: none is free only if readers were lost.
-        staging = self._arena.acquire_staging(item.ref.group, wait_s_max=0.0)
+        staging = self._parts.arena.acquire_staging(item.ref.group, wait_s_max=0.0)
         if staging is None:
             return Fault.UNAVAILABLE
         with staging as frame:
             return self._read(transfer, item, frame)
 
     def _read(self, transfer: LoadTransfer, item: LoadItem, frame: memoryview) -> Fault | None:
-        assert self._disk is not None
+        assert self._parts.disk is not None
         try:
-            found = self._disk.get_into(self._names.name(item.ref), frame)
+            found = self._parts.disk.get_into(self._parts.names.name(item.ref), frame)
         except CorruptFrameError as error:
             return self._corrupt(item, error)
         except StoreError as error:
-            self._failures.error("disk read", f"{shown(item.ref)}: {error}; the request recomputes")
+            self._parts.failures.error("disk read", f"{shown(item.ref)}: {error}; the request recomputes")
             return Fault.UNAVAILABLE
-        self._recorder.count(Metric.DISK_READS)
+        self._parts.recorder.count(Metric.DISK_READS)
         return self._deliver(transfer, item, frame) if found else Fault.ABSENT
 
     def _deliver(self, transfer: LoadTransfer, item: LoadItem, frame: memoryview) -> Fault | None:
@@ -277,26 +267,26 @@ class Worker:
         try:
             # From the arena too: memory can go bad as well, and it costs a thirtieth of a
             # millisecond for a MiB.
-            payload = open_frame(frame, self._names.identity(item.ref))
-            codec = self._codecs[item.ref.group]
+            payload = open_frame(frame, self._parts.names.identity(item.ref))
+            codec = self._parts.codecs[item.ref.group]
             transfer.write_blocks(lambda: codec.scatter(item.blocks, payload, item.skip_blocks))
         except CorruptFrameError as error:
             return self._corrupt(item, error)
         except ValueError as error:
-            self._failures.error("load", f"{shown(item.ref)} not loaded: {error}; please report this")
+            self._parts.failures.error("load", f"{shown(item.ref)} not loaded: {error}; please report this")
             return Fault.UNAVAILABLE
         return None
 
     def _corrupt(self, item: LoadItem, error: CorruptFrameError) -> Fault:
-        self._recorder.count(Metric.CORRUPT_FRAMES)
-        self._failures.error("corrupt frame", f"{shown(item.ref)} in the {item.source}: {error}")
+        self._parts.recorder.count(Metric.CORRUPT_FRAMES)
+        self._parts.failures.error("corrupt frame", f"{shown(item.ref)} in the {item.source}: {error}")
         return Fault.CORRUPT
 
     def _end_item(self, transfer: LoadTransfer, index: int, fault: Fault | None) -> None:
         report, was_over = transfer.end(index, fault)
         if report is not None:
             self._load_reports.append(report)
-            self._news.set()
+            self._parts.news.set()
         item = transfer.job.items[index]
         if was_over and fault is not Fault.CANCELLED and item.source is Tier.DISK and item.slot != NO_SLOT:
             self._freed.append((item.ref.group, item.slot))
