@@ -108,9 +108,46 @@ SPACE = (
         "        return False",
         more=(
             Edit(
-                _DIRECTORY, "            deepest_first = needed[::-1]", "            deepest_first = needed"
+                _DIRECTORY,
+                "            deepest_first = self._tails.of_use(needed)[::-1]",
+                "            deepest_first = self._tails.of_use(needed)",
             ),
         ),
+    ),
+    Mutant(
+        "an image stays when that of another group goes",
+        "One image of every group or none: images are few and large, and one alone serves no boundary.",
+        _DIRECTORY,
+        "            self._drop_idle(chunk, (GroupKind.STATE,))\n",
+        "",
+    ),
+    Mutant(
+        "chunks stay when the image that they led to goes",
+        "Chunks that lead to no image are worth nothing: they go before those of a prompt that has one.",
+        _DIRECTORY,
+        "            self._tails.end(chunk)\n",
+        "",
+    ),
+    Mutant(
+        "what an ended request had past its last image stays",
+        "Chunks that lead to no image are worth nothing: they go before those of a prompt that has one.",
+        "lifecycle/planner.py",
+        "        self.directory.retire(request.chunks)\n",
+        "",
+    ),
+    Mutant(
+        "a tail with a follower goes first",
+        "What a request goes on from is of use again: its next chunks would be saved for nothing.",
+        _DIRECTORY,
+        "            self._tails.go_on(ref.parent)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a tail with an image goes first",
+        "Chunks are of use again when an image comes: it would be left without those it needs.",
+        _DIRECTORY,
+        "            self._tails.go_on(ref.chunk)\n",
+        "            pass\n",
     ),
     Mutant(
         "one frame more on disk than the budget",

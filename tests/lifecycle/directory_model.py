@@ -30,6 +30,7 @@ class Frame:
         promoting: whether the arena copy is filled from disk.
         pins: of readers, and one of the copy to disk.
         used: when each tier's copy was last used; larger is later.
+        spent: of the leading group's: no image can be reached from it.
     """
 
     ref: ChunkRef
@@ -39,6 +40,7 @@ class Frame:
     promoting: bool = False
     pins: int = 0
     used: dict[Tier, int] = field(default_factory=dict)
+    spent: bool = False
 
     @property
     def is_kept(self) -> bool:
@@ -66,6 +68,11 @@ class DirectoryModel:
         self.frames: dict[tuple[int, ChunkId], Frame] = {}
         self.busy: dict[tuple[int, int], int] = {}
         self._now = 0
+        self._first = 0
+        paged = [group for group, rule in enumerate(rules) if rule.kind is GroupKind.PAGED]
+        self._states = [group for group, rule in enumerate(rules) if rule.kind is GroupKind.STATE]
+        # The group whose frames say what leads to an image.
+        self._lead = paged[0] if paged and self._states else None
 
     def find(self, ref: ChunkRef) -> Frame | None:
         return self.frames.get((ref.group, ref.chunk))
@@ -79,17 +86,89 @@ class DirectoryModel:
         """The frame of ``ref``, made if it is not there."""
         return self.frames.setdefault((ref.group, ref.chunk), Frame(ref))
 
+    def reserved(self, ref: ChunkRef) -> Frame:
+        """The frame of ``ref``, whose arena copy is begun."""
+        is_new = self.find(ref) is None
+        frame = self.added(ref)
+        if is_new and self.rules[ref.group].kind is GroupKind.PAGED:
+            self.went_on(ref.parent)
+        elif ref.group in self._states:
+            self.went_on(ref.chunk)
+        return frame
+
     def used(self, frame: Frame, *tiers: Tier) -> None:
         """Copies in ``tiers`` are the most recent of their tier."""
         self._now += 1
         frame.used.update(dict.fromkeys(tiers, self._now))
 
+    def demoted(self, frame: Frame) -> None:
+        """All copies of ``frame`` are the least recent of their tier."""
+        self._first -= 1
+        frame.used.update(dict.fromkeys([tier for tier in Tier if frame.has(tier)], self._first))
+
+    def ready(self, frame: Frame, tier: Tier) -> None:
+        """A copy was made; one of a chunk that leads to no image goes first."""
+        self.used(frame, tier)
+        if self.is_spent(frame.ref.chunk):
+            self._first -= 1
+            frame.used[tier] = self._first
+
     def touched(self, chunks: Sequence[ChunkId], boundary: int) -> None:
         for group, rule in enumerate(self.rules):
             for index in sorted(needed(rule, boundary), reverse=True):
                 frame = self.frames.get((group, chunks[index]))
-                if frame is not None:
+                if frame is not None and not self.is_spent(chunks[index]):
                     self.used(frame, *[tier for tier in Tier if frame.has(tier)])
+
+    def retired(self, chunks: Sequence[ChunkId]) -> None:
+        """A request with these chunks has ended."""
+        here = [chunk for chunk in chunks if (self._lead, chunk) in self.frames]
+        if here:
+            self.ended(here[-1])
+
+    def ended(self, chunk: ChunkId) -> None:
+        """Nobody goes on from ``chunk``."""
+        tail: list[Frame] = []
+        frame = self.frames.get((self._lead, chunk)) if self._lead is not None else None
+        while frame is not None and not self._leads_on(frame):
+            if not frame.spent:
+                frame.spent = True
+                tail.insert(0, frame)
+            frame = self.frames.get((frame.ref.group, frame.ref.parent))
+        for spent in tail:
+            for other in self.frames.values():
+                if other.ref.chunk == spent.ref.chunk:
+                    self.demoted(other)
+
+    def went_on(self, chunk: ChunkId) -> None:
+        """``chunk`` has an image or a follower now."""
+        frame = self.frames.get((self._lead, chunk)) if self._lead is not None else None
+        while frame is not None and frame.spent:
+            frame.spent = False
+            for other in self.frames.values():
+                if other.ref.chunk == frame.ref.chunk:
+                    self.used(other, *[tier for tier in Tier if other.has(tier)])
+            frame = self.frames.get((frame.ref.group, frame.ref.parent))
+
+    def found_tails(self) -> None:
+        """What leads to no image among the frames that were found, the most recent first."""
+        lead = [frame for frame in self.frames.values() if frame.ref.group == self._lead]
+        parents = {frame.ref.parent for frame in lead}
+        for frame in reversed(lead):
+            if frame.ref.chunk not in parents:
+                self.ended(frame.ref.chunk)
+
+    def is_spent(self, chunk: ChunkId) -> bool:
+        frame = self.frames.get((self._lead, chunk)) if self._lead is not None else None
+        return frame is not None and frame.spent
+
+    def _leads_on(self, frame: Frame) -> bool:
+        has_image = any(
+            image.ref.chunk == frame.ref.chunk and image.ref.group in self._states and image.is_kept
+            for image in self.frames.values()
+        )
+        followers = [one for one in self.of_group(frame.ref.group) if one.ref.parent == frame.ref.chunk]
+        return has_image or not all(follower.spent for follower in followers)
 
     def arena_left(self, frame: Frame, busy: int = 0) -> None:
         """The arena copy is gone; its slot waits for ``busy`` readers."""
@@ -134,13 +213,13 @@ class DirectoryModel:
             return False
         return any(other.ref.parent == frame.ref.chunk for other in self.of_group(frame.ref.group))
 
-    def companions(self, chunk: ChunkId) -> list[Frame]:
-        """Frames of windows and states that ``chunk`` names and that nobody reads or makes."""
+    def companions(self, chunk: ChunkId, kinds: tuple[GroupKind, ...]) -> list[Frame]:
+        """Frames of groups of these kinds that ``chunk`` names and that nobody reads or makes."""
         return [
             frame
             for frame in self.frames.values()
             if frame.ref.chunk == chunk
-            and self.rules[frame.ref.group].kind is not GroupKind.PAGED
+            and self.rules[frame.ref.group].kind in kinds
             and not frame.pins
             and "filling" not in (frame.arena, frame.disk)
         ]

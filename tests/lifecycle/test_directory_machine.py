@@ -26,6 +26,8 @@ LAYOUTS = [
     (PAGED, window(12)),
     (PAGED, PAGED, window(4)),
     (PAGED, window(12), STATE),
+    (PAGED, STATE, STATE),
+    (PAGED, PAGED, STATE),
     (STATE, window(20), PAGED),
 ]
 SHARED = chunk_ids("shared", 2)
@@ -85,6 +87,7 @@ class DirectoryMachine(RuleBasedStateMachine):
             frame = self.model.added(ref)
             frame.disk = "ready"
             self.model.used(frame, Tier.DISK)
+        self.model.found_tails()
         for frame in self.model.frames.values():
             if self.kind(frame.ref) is GroupKind.PAGED and frame.ref.index:
                 assert any(
@@ -236,6 +239,12 @@ class DirectoryMachine(RuleBasedStateMachine):
         prompt, index = place
         self.directory.touch(PROMPTS[prompt], index + 1)
         self.model.touched(PROMPTS[prompt], index + 1)
+
+    @rule(place=PLACE)
+    def retire(self, place: Place) -> None:
+        prompt, index = place
+        self.directory.retire(PROMPTS[prompt][: index + 1])
+        self.model.retired(PROMPTS[prompt][: index + 1])
 
     @precondition(lambda self: len(self.model.frames) > 9)
     @rule()
@@ -406,12 +415,12 @@ class DirectoryMachine(RuleBasedStateMachine):
     def fill_arena(self, frame: Frame) -> None:
         self.directory.arena_filled(frame.ref)
         frame.arena, frame.promoting = "ready", False
-        self.model.used(frame, Tier.ARENA)
+        self.model.ready(frame, Tier.ARENA)
 
     def fill_disk(self, frame: Frame) -> None:
         self.directory.disk_filled(frame.ref)
         frame.disk = "ready"
-        self.model.used(frame, Tier.DISK)
+        self.model.ready(frame, Tier.DISK)
         frame.pins -= 1
         self.model.settle(frame)
 
@@ -426,7 +435,7 @@ class DirectoryMachine(RuleBasedStateMachine):
             return
         self.evicted(Tier.ARENA, victims)
         assert slot not in self.model.taken_slots(group)
-        frame = self.model.added(ref)
+        frame = self.model.reserved(ref)
         frame.arena, frame.slot, frame.promoting = "filling", slot, promoting
 
     def evicted(self, tier: Tier, victims: list[Frame]) -> None:
@@ -446,13 +455,21 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     def companions_left(self, frame: Frame, removed: tuple[ChunkRef, ...]) -> None:
         expected = list(removed)
-        if self.kind(frame.ref) is GroupKind.PAGED and not frame.is_kept:
-            for other in self.model.companions(frame.ref.chunk):
+        # A chunk takes what it names with it, an image those of the other groups.
+        kinds = {
+            GroupKind.PAGED: (GroupKind.WINDOW, GroupKind.STATE),
+            GroupKind.STATE: (GroupKind.STATE,),
+            GroupKind.WINDOW: (),
+        }[self.kind(frame.ref)]
+        if not frame.is_kept:
+            for other in self.model.companions(frame.ref.chunk, kinds):
                 if other.has(Tier.ARENA):
                     self.model.arena_left(other)
                 if other.has(Tier.DISK):
                     self.model.disk_left(other)
                     expected.append(other.ref)
+            if self.kind(frame.ref) is GroupKind.STATE:
+                self.model.ended(frame.ref.chunk)
         assert sorted(map(repr, self.directory.take_removes())) == sorted(map(repr, expected))
 
 

@@ -11,11 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kvstow.errors import ConfigError, InvariantError
 from kvstow.keys.ids import ChunkId, ChunkRef
-from kvstow.layout.geometry import GroupId
+from kvstow.layout.geometry import GroupId, GroupKind
 from kvstow.lifecycle.boundary import BoundarySearch, Denied
+from kvstow.lifecycle.eviction import RecencyOrder
 from kvstow.lifecycle.inventory import adopt
 from kvstow.lifecycle.messages import NO_SLOT, Hello, Slot, Tier
 from kvstow.lifecycle.tables import Copy, Entry, GroupTable
+from kvstow.lifecycle.tails import Tails
 from kvstow.metrics import Metric, Recorder
 
 
@@ -29,6 +31,7 @@ class Directory:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._tables: list[GroupTable] = []
+        self._tails = Tails(())
         self._removes: list[ChunkRef] = []
         self._world_size = 0
         self.disk_usable = True
@@ -69,6 +72,8 @@ class Directory:
             table.disk_frames = len(adoptions[index].keep)
             self._removes.extend(adoptions[index].remove)
             self._tables.append(table)
+        self._tails = Tails(self._tables)
+        self._tails.find()
 
     # ---- lookup ------------------------------------------------------------------------
 
@@ -136,11 +141,16 @@ class Directory:
         """Note that what a resume at ``boundary`` needs was used together.
 
         Windows and images of other boundaries are not touched: those that nobody resumes at age.
+        Nor are chunks that lead to no image.
         """
         for table, needed in self._needed(chunks, boundary):
-            deepest_first = needed[::-1]
+            deepest_first = self._tails.of_use(needed)[::-1]
             table.arena_order.touch_prefix(deepest_first)
             table.disk_order.touch_prefix(deepest_first)
+
+    def retire(self, chunks: Sequence[ChunkId]) -> None:
+        """Note that a request has ended: where states are kept, what lies past its last goes first."""
+        self._tails.retire(chunks)
 
     # ---- arena space -------------------------------------------------------------------
 
@@ -160,6 +170,10 @@ class Directory:
         entry.slot = table.free_slots.pop()
         entry.arena = Copy.FILLING
         entry.promoting = promoting
+        if known is None and table.is_paged:
+            self._tails.go_on(ref.parent)
+        elif table.rule.kind is GroupKind.STATE:
+            self._tails.go_on(ref.chunk)
         return entry.slot
 
     def arena_filled(self, ref: ChunkRef) -> None:
@@ -168,7 +182,7 @@ class Directory:
         entry = self._filling_arena(table, ref)
         entry.arena = Copy.READY
         entry.promoting = False
-        table.arena_order.add(ref.chunk)
+        self._enter(table.arena_order, ref.chunk)
 
     def arena_failed(self, ref: ChunkRef, busy_ranks: int = 0) -> None:
         """Some rank has not: the slot is free again, or waits for those that may still use it.
@@ -213,7 +227,7 @@ class Directory:
         table = self._tables[ref.group]
         entry = self._filling_disk(table, ref)
         entry.disk = Copy.READY
-        table.disk_order.add(ref.chunk)
+        self._enter(table.disk_order, ref.chunk)
         self.unpin((ref,))
 
     def disk_failed(self, ref: ChunkRef) -> None:
@@ -318,23 +332,38 @@ class Directory:
     def _left(self, table: GroupTable, entry: Entry) -> None:
         """A copy of ``entry`` was given up."""
         table.forget_if_empty(entry)
-        if not table.is_paged or not entry.is_gone:
+        if not entry.is_gone:
             return
-        # The windows and images that the lost chunk names serve no boundary any more: each one
-        # that needs them lies past the chunk. Those that later chunks name need no look: a
-        # chunk is evicted after all that follow it, and when a bad one is dropped from under
-        # them, it may be saved again, and they are of use as before.
         chunk = entry.ref.chunk
-        for other in self._tables:
-            companion = None if other.is_paged else other.entries.get(chunk)
-            if companion is None or not companion.is_idle:
+        if table.is_paged:
+            # The windows and images that the lost chunk names serve no boundary any more: each one
+            # that needs them lies past the chunk. Those that later chunks name need no look: a
+            # chunk is evicted after all that follow it, and when a bad one is dropped from under
+            # them, it may be saved again, and they are of use as before.
+            self._drop_idle(chunk, (GroupKind.WINDOW, GroupKind.STATE))
+        elif table.rule.kind is GroupKind.STATE:
+            # A boundary needs the images of all groups; then the chunks that led to it.
+            self._drop_idle(chunk, (GroupKind.STATE,))
+            self._tails.end(chunk)
+
+    def _drop_idle(self, chunk: ChunkId, kinds: tuple[GroupKind, ...]) -> None:
+        """Drop what groups of these kinds keep under ``chunk``, if nobody reads or makes it."""
+        for table in self._tables:
+            entry = table.entries.get(chunk) if table.rule.kind in kinds else None
+            if entry is None or not entry.is_idle:
                 continue
-            if companion.arena is Copy.READY:
-                other.arena_order.discard(chunk)
-                other.release_slot(companion)
-            if companion.disk is Copy.READY:
-                self._drop_disk(other, companion)
-            other.forget_if_empty(companion)
+            if entry.arena is Copy.READY:
+                table.arena_order.discard(chunk)
+                table.release_slot(entry)
+            if entry.disk is Copy.READY:
+                self._drop_disk(table, entry)
+            table.forget_if_empty(entry)
+
+    def _enter(self, order: RecencyOrder, chunk: ChunkId) -> None:
+        """A copy is READY: the most recent, unless nobody can resume with it."""
+        order.add(chunk)
+        if self._tails.is_spent(chunk):
+            order.demote(chunk)
 
     def _drop_disk(self, table: GroupTable, entry: Entry) -> None:
         table.disk_order.discard(entry.ref.chunk)

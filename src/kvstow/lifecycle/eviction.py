@@ -45,6 +45,11 @@ class RecencyOrder:
             if chunk in order:
                 order.move_to_end(chunk)
 
+    def demote(self, chunk: ChunkId) -> None:
+        """Make ``chunk`` the least recent, if it is there."""
+        if chunk in self._order:
+            self._order.move_to_end(chunk, last=False)
+
     def victim(self, may_evict: Callable[[ChunkId], bool]) -> ChunkId | None:
         """The least recent chunk that ``may_evict`` allows, or None within `SCAN_MAX` tries."""
         for tries, chunk in enumerate(self._order):

@@ -158,6 +158,7 @@ class Planner:
         if request is None:
             return False
         self._snapshots.drop_orders(request)
+        self.directory.retire(request.chunks)
         if not request.save_jobs or request.phase is Phase.LOADING:
             # Saves of a request that loads are of blocks it had before it was preempted.
             return False

@@ -24,9 +24,13 @@ GONE = (Copy.NONE, Copy.DOOMED)
 
 
 class Entry:
-    """One frame: its copies and its pins."""
+    """One frame: its copies and its pins.
 
-    __slots__ = ("arena", "disk", "pins", "promoting", "ref", "slot")
+    Attributes:
+        spent: see `kvstow.lifecycle.tails`; set with `GroupTable.mark_spent`.
+    """
+
+    __slots__ = ("arena", "disk", "pins", "promoting", "ref", "slot", "spent")
 
     def __init__(self, ref: ChunkRef) -> None:
         self.ref = ref
@@ -35,6 +39,7 @@ class Entry:
         self.disk = Copy.NONE
         self.promoting = False
         self.pins = 0
+        self.spent = False
 
     @property
     def is_gone(self) -> bool:
@@ -64,6 +69,7 @@ class GroupTable:
         self.entries: dict[ChunkId, Entry] = {}
         # By parent, whether or not the parent is here: one that was dropped may come back.
         self.followers: dict[ChunkId, int] = {}
+        self.spent_followers: dict[ChunkId, int] = {}
         self.free_slots = [Slot(slot) for slot in range(slots - 1, -1, -1)]
         self.slots = slots
         self.disk_frames_max = disk_frames
@@ -78,19 +84,26 @@ class GroupTable:
         if entry is None:
             entry = Entry(ref)
             self.entries[ref.chunk] = entry
-            self.followers[ref.parent] = self.followers.get(ref.parent, 0) + 1
+            _add(self.followers, ref.parent, 1)
         return entry
 
     def forget_if_empty(self, entry: Entry) -> None:
         """Delete an entry that has no copy left."""
         if entry.arena is not Copy.NONE or entry.disk is not Copy.NONE or entry.pins:
             return
+        self.mark_spent(entry, spent=False)
         del self.entries[entry.ref.chunk]
-        left = self.followers[entry.ref.parent] - 1
-        if left:
-            self.followers[entry.ref.parent] = left
-        else:
-            del self.followers[entry.ref.parent]
+        _add(self.followers, entry.ref.parent, -1)
+
+    def mark_spent(self, entry: Entry, *, spent: bool) -> None:
+        """Note whether any image can be reached from ``entry``."""
+        if entry.spent is not spent:
+            entry.spent = spent
+            _add(self.spent_followers, entry.ref.parent, 1 if spent else -1)
+
+    def is_followed(self, chunk: ChunkId) -> bool:
+        """Whether a chunk follows ``chunk`` that is not spent."""
+        return self.followers.get(chunk, 0) > self.spent_followers.get(chunk, 0)
 
     def may_leave_arena(self, chunk: ChunkId) -> bool:
         """Not pinned, and not the last copy of a chunk that others build on."""
@@ -123,3 +136,11 @@ class GroupTable:
             self.quarantined[slot] = left
         elif self.quarantined.pop(slot, None) is not None:
             self.free_slots.append(slot)
+
+
+def _add(counts: dict[ChunkId, int], chunk: ChunkId, change: int) -> None:
+    count = counts.get(chunk, 0) + change
+    if count:
+        counts[chunk] = count
+    else:
+        del counts[chunk]
