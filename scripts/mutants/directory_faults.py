@@ -136,18 +136,11 @@ SPACE = (
         "",
     ),
     Mutant(
-        "a tail with a follower goes first",
-        "What a request goes on from is of use again: its next chunks would be saved for nothing.",
+        "what a request goes on from makes room for it",
+        "Chunks that lead nowhere are of use again when a request comes to save what needs them.",
         _DIRECTORY,
-        "            self._tails.go_on(ref.parent)\n",
-        "            pass\n",
-    ),
-    Mutant(
-        "a tail with an image goes first",
-        "Chunks are of use again when an image comes: it would be left without those it needs.",
-        _DIRECTORY,
-        "            self._tails.go_on(ref.chunk)\n",
-        "            pass\n",
+        "            self._tails.go_on(ref)  #",
+        "            pass  #",
     ),
     Mutant(
         "one frame more on disk than the budget",
@@ -172,7 +165,7 @@ SPACE = (
         more=(
             Edit(
                 _DIRECTORY,
-                "        table.disk_order.add(ref.chunk)\n        self.unpin((ref,))",
+                "        self._enter(table.disk_order, ref.chunk)\n        self.unpin((ref,))",
                 "        table.disk_order.add(ref.chunk)",
             ),
             Edit(

@@ -86,16 +86,6 @@ class DirectoryModel:
         """The frame of ``ref``, made if it is not there."""
         return self.frames.setdefault((ref.group, ref.chunk), Frame(ref))
 
-    def reserved(self, ref: ChunkRef) -> Frame:
-        """The frame of ``ref``, whose arena copy is begun."""
-        is_new = self.find(ref) is None
-        frame = self.added(ref)
-        if is_new and self.rules[ref.group].kind is GroupKind.PAGED:
-            self.went_on(ref.parent)
-        elif ref.group in self._states:
-            self.went_on(ref.chunk)
-        return frame
-
     def used(self, frame: Frame, *tiers: Tier) -> None:
         """Copies in ``tiers`` are the most recent of their tier."""
         self._now += 1
@@ -140,9 +130,11 @@ class DirectoryModel:
                 if other.ref.chunk == spent.ref.chunk:
                     self.demoted(other)
 
-    def went_on(self, chunk: ChunkId) -> None:
-        """``chunk`` has an image or a follower now."""
-        frame = self.frames.get((self._lead, chunk)) if self._lead is not None else None
+    def goes_on(self, ref: ChunkRef) -> None:
+        """Somebody asks for room for ``ref``."""
+        if self._lead is None:
+            return
+        frame = self.frames.get((self._lead, ref.chunk)) or self.frames.get((self._lead, ref.parent))
         while frame is not None and frame.spent:
             frame.spent = False
             for other in self.frames.values():

@@ -427,6 +427,8 @@ class DirectoryMachine(RuleBasedStateMachine):
     def reserve(self, ref: ChunkRef, *, promoting: bool) -> None:
         known, group = self.model.find(ref), ref.group
         wanted = known is None or not known.arena
+        if known is None or not (known.arena or known.disk):
+            self.model.goes_on(ref)
         is_full = len(self.model.taken_slots(group)) >= self.model.slots[group]
         victims = self.model.victims(group, Tier.ARENA) if is_full else []
         slot = self.directory.reserve_arena(ref, promoting=promoting)
@@ -435,7 +437,7 @@ class DirectoryMachine(RuleBasedStateMachine):
             return
         self.evicted(Tier.ARENA, victims)
         assert slot not in self.model.taken_slots(group)
-        frame = self.model.reserved(ref)
+        frame = self.model.added(ref)
         frame.arena, frame.slot, frame.promoting = "filling", slot, promoting
 
     def evicted(self, tier: Tier, victims: list[Frame]) -> None:

@@ -164,16 +164,14 @@ class Directory:
         known = table.entries.get(ref.chunk)
         if known is not None and known.arena is not Copy.NONE:
             return NO_SLOT
+        if known is None or known.is_gone:
+            self._tails.go_on(ref)  # first of all: what leads there must not make room for it
         if not table.free_slots and not self._evict_arena(table):
             return NO_SLOT
         entry = table.entry(ref)
         entry.slot = table.free_slots.pop()
         entry.arena = Copy.FILLING
         entry.promoting = promoting
-        if known is None and table.is_paged:
-            self._tails.go_on(ref.parent)
-        elif table.rule.kind is GroupKind.STATE:
-            self._tails.go_on(ref.chunk)
         return entry.slot
 
     def arena_filled(self, ref: ChunkRef) -> None:

@@ -2,14 +2,14 @@
 
 They come from requests that ended past their last image, and from images that were evicted. All
 that they are good for is to spare a later request their copies, so they are the first to go,
-deepest first. One that a request goes on from, or that gets an image, is like any other again.
+deepest first. Once a request saves something at them or past them, they are like any other again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvstow.keys.ids import ChunkId
+from kvstow.keys.ids import ChunkId, ChunkRef
 from kvstow.layout.geometry import GroupKind
 from kvstow.lifecycle.tables import Entry, GroupTable
 
@@ -62,12 +62,12 @@ class Tails:
                 table.arena_order.demote(spent)
                 table.disk_order.demote(spent)
 
-    def go_on(self, chunk: ChunkId) -> None:
-        """``chunk`` gets an image or a follower: it and those before it are of use again."""
+    def go_on(self, ref: ChunkRef) -> None:
+        """A request has come to ``ref`` and saves it: what leads there may be of use again."""
         if self._lead is None:
             return
         deepest_first = []
-        entry = self._lead.entries.get(chunk)
+        entry = self._lead.entries.get(ref.chunk) or self._lead.entries.get(ref.parent)
         while entry is not None and entry.spent:
             self._lead.mark_spent(entry, spent=False)
             deepest_first.append(entry.ref.chunk)
