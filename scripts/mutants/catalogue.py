@@ -26,4 +26,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *worker_faults.COPIES,
     *worker_faults.WRITES,
     *worker_faults.BOUNDS,
+    *worker_faults.SHARED,
 )

@@ -112,6 +112,13 @@ LOADS = (
 
 DEADLINES = (
     Mutant(
+        "what a silent rank reads is evicted",
+        "No slot is refilled while a copy reads it: a silent rank may have found the frame good just now.",
+        _LOADING,
+        "        pinned, run.pinned = run.pinned, []\n        self._end",
+        "        pinned: list[ChunkRef] = []\n        self._end",
+    ),
+    Mutant(
         "planner gives up by time alone",
         "Deadlines bound work, not queues: one slow step would fail loads that were doing well.",
         _SILENCE,

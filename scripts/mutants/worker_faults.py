@@ -210,3 +210,55 @@ BOUNDS = (
         "        if not queued and self._parts.disk is job:\n",
     ),
 )
+
+SHARED = (
+    Mutant(
+        "no rank fills the slots that all share",
+        "The first rank keeps what every rank reads: every hit would be a corrupt frame.",
+        "stores/arena.py",
+        "        return self._shared is None or self._shared.is_first or group",
+        "        return self._shared is None or group",
+    ),
+    Mutant(
+        "every rank fills the slots that all share",
+        "One rank writes a slot: the others have it to read, and their saves and loads would fail.",
+        "stores/arena.py",
+        "        return self._shared is None or self._shared.is_first or group not in self._shared.slots",
+        "        return self._shared is not self",
+    ),
+    Mutant(
+        "memory is used before all ranks have it",
+        "All or none: a rank would read slots that nobody fills.",
+        "stores/handover.py",
+        "                if first.recv(len(_USE)) == _USE:",
+        "                if first.recv(len(_USE)) is not None:",
+    ),
+    Mutant(
+        "memory that came is not looked at",
+        "Bytes of the same engine only: a rank would read whatever memory it was sent.",
+        "stores/handover.py",
+        "[:_MARK_BYTES] != offer.mark:",
+        "[:_MARK_BYTES] is None:",
+    ),
+    Mutant(
+        "a stranger is given the memory",
+        "Prompts belong to one engine: a process of another would read them.",
+        "stores/handover.py",
+        "    is_ours = request.namespace == meeting.namespace and 0",
+        "    is_ours = 0",
+    ),
+    Mutant(
+        "another user is given the memory",
+        "Prompts belong to one user: another on the same host would read them.",
+        "stores/handover.py",
+        "    return bool(user == os.geteuid())",
+        "    return bool(user >= 0)",
+    ),
+    Mutant(
+        "the budget pays for shared slots on every rank",
+        "One stored copy where all ranks hold the same bytes: the arena would hold a fraction of it.",
+        "stores/rank_arena.py",
+        "            1 if GroupId(group) in shared else self.world_size for",
+        "            self.world_size for",
+    ),
+)

@@ -25,6 +25,7 @@ from kvstow.lifecycle.worker import Executors, Worker, WorkerLimits
 from kvstow.metrics import Recorder
 from kvstow.stores.arena import Arena
 from kvstow.stores.framing import frame_bytes
+from kvstow.stores.shared_slots import SharedSlots
 from kvstow.testing.executors import SteppedExecutor
 
 BLOCKS, BLOCK_BYTES, PER_CHUNK = 16, 96, 2
@@ -32,35 +33,44 @@ R = RequestId("r")
 NAMESPACE = NamespaceDigest(b"n" * 32)
 
 
-def small_layout(kinds: Sequence[GroupKind]) -> Layout:
+def small_layout(kinds: Sequence[GroupKind], *, replicated: bool = False) -> Layout:
     """Groups over the same two layers; a window is one block long."""
     segments = tuple(
         Segment(f"layer.{layer}", RegionId(0), layer * BLOCKS * BLOCK_BYTES, BLOCK_BYTES, BLOCK_BYTES)
         for layer in range(2)
     )
     groups = tuple(
-        Group(GroupId(index), kind, 4, BLOCKS, "uint8", segments, 4 * (kind is GroupKind.WINDOW))
+        Group(GroupId(index), kind, 4, BLOCKS, "uint8", segments, 4 * (kind is GroupKind.WINDOW), replicated)
         for index, kind in enumerate(kinds)
     )
     return Layout(groups, chunk_tokens=4 * PER_CHUNK)
 
 
 class OneRank:
-    """A worker over real memory, arena and disk, whose tasks run when the test says."""
+    """A worker over real memory, arena and disk, whose tasks run when the test says.
 
-    def __init__(self, disk: object, kinds: Sequence[GroupKind] = (GroupKind.PAGED,)) -> None:
-        layout = small_layout(kinds)
+    With ``shared`` it is one of several ranks that hold the same bytes, and the slots are those.
+    """
+
+    def __init__(
+        self,
+        disk: object,
+        kinds: Sequence[GroupKind] = (GroupKind.PAGED,),
+        shared: SharedSlots | None = None,
+    ) -> None:
+        layout = small_layout(kinds, replicated=shared is not None)
         self.memory = np.arange(2 * BLOCKS * BLOCK_BYTES, dtype=np.uint32).astype(np.uint8)
         self.original = self.memory.copy()
         frames = [frame_bytes(layout.payload_bytes(GroupId(index))) for index in range(len(kinds))]
-        self.arena = Arena((4,) * len(kinds), frames, 1)
+        self.arena = Arena((4,) * len(kinds), frames, 1, shared)
         self.clock = ManualClock()
         self.recorder = Recorder()
         self.saver, self.loader = SteppedExecutor(), SteppedExecutor()
         self.readers, self.writer = SteppedExecutor(), SteppedExecutor()
+        rank = 0 if shared is None or shared.is_first else 1
         self.worker = Worker(
-            Rank(0),
-            NAMESPACE,
+            Rank(rank),
+            NamespaceDigest(bytes([rank]) * 32) if rank else NAMESPACE,
             layout,
             [ReferenceCodec(group, [self.memory]) for group in layout.groups],
             self.arena,
@@ -69,6 +79,7 @@ class OneRank:
             Executors(self.saver, self.loader, self.readers, self.writer),
             self.clock,
             self.recorder,
+            NAMESPACE,
         )
 
     def run(self) -> None:

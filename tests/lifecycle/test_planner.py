@@ -206,8 +206,22 @@ def test_a_silent_rank_is_given_up() -> None:
     bench.planner.step()
     silent_steps(bench, 17, 2.0)
     assert bench.planner.phase_of(A) is Phase.FAILED
-    assert bench.directory.pins() == 0
     assert bench.counted("load_timeouts") == 1
+
+
+def test_what_a_silent_rank_may_still_read_stays_until_it_is_back() -> None:
+    """Its reader may have found the frame good a moment ago, and copy it now."""
+    bench = Bench(hello(slots=1), load_timeout_s=10.0)
+    ids = bench.save_prompt("p", 1)
+    promise(bench, ids, CHUNK + 1)
+    (load,) = bench.planner.step().loads
+    silent_steps(bench, 17, 2.0)
+    bench.planner.progress(RequestId("b"), chunk_ids("q", 1), CHUNK, lambda: bench.tables(CHUNK))
+    assert bench.planner.step().saves == ()
+    bench.tell(loads=(LoadReport(load.job),))
+    assert bench.directory.pins() == 0
+    bench.planner.progress(RequestId("b"), chunk_ids("q", 1), CHUNK, lambda: bench.tables(CHUNK))
+    assert len(bench.planner.step().saves) == 1
 
 
 def test_nothing_is_promised_while_a_rank_is_dead_and_all_is_well_when_it_speaks_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 from gates import gated, kvstow_log
 from inprocess import ask_twice, prompt, running
+
+from kvstow.errors import StoreUnavailableError
+from kvstow.stores.disk.store import DiskStore
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -64,10 +68,29 @@ def test_a_file_system_that_is_full_and_later_read_only(
         engine.expect_baseline()
 
 
-def test_the_budget_holds_while_it_runs_and_across_restarts(llama: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_listed_at_start(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scan(_: DiskStore) -> None:
+        raise StoreUnavailableError("scan failed: EIO")
+
+    monkeypatch.setattr(DiskStore, "scan", scan)
+    with kvstow_log() as log, running(llama, {"disk_path": str(tmp_path / "disk")}) as engine:
+        assert ask_twice(engine, seed=61) == 448
+        (said,) = [record.getMessage() for record in log if "without a disk tier" in record.getMessage()]
+        assert "EIO" in said
+        assert "repair the folder" in said
+        assert frames(tmp_path / "disk") == []
+        engine.expect_baseline()
+
+
+def test_the_budget_holds_while_it_runs_and_across_restarts(
+    llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvstow")
     folder = tmp_path / "disk"
-    # 12 frames, then 8; the arena holds all.
-    budget = {"disk_path": str(folder), "disk_gib": 12.5 * FRAME_BYTES / GIB}
+    # 12 frames, then 8, and room for a frame that the self-test writes; the arena holds all.
+    budget = {"disk_path": str(folder), "disk_gib": 13.5 * FRAME_BYTES / GIB}
     with gated() as gates, running(llama, budget) as engine:
         for seed in range(4):
             assert ask_twice(engine, seed) == 448
@@ -78,7 +101,12 @@ def test_the_budget_holds_while_it_runs_and_across_restarts(llama: Path, tmp_pat
         assert len(frames(folder)) == 12
         assert engine.counters()["evicted_disk"] > 0
 
-    budget["disk_gib"] = 8.5 * FRAME_BYTES / GIB
+    with kvstow_log(logging.INFO) as log, running(llama, budget):
+        tested = "2 frames there and back through arena and disk"
+        assert [record for record in log if tested in record.getMessage()]
+        assert len(frames(folder)) == 12
+
+    budget["disk_gib"] = 9.5 * FRAME_BYTES / GIB
     with gated() as gates, running(llama, budget) as engine:
         # The last prompt was used last: it is what is left.
         answer = engine.ask(prompt(500, seed=3))

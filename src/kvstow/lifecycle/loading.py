@@ -281,17 +281,19 @@ class LoadPlanner:
         )
 
     def _give_up(self, job: JobId, run: LoadRun) -> None:
-        """End a load that some ranks say nothing of: their reads may still land in its slots."""
+        """End a load that some ranks say nothing of: they may still read its frames, and fill its slots."""
         for place in _promoted_places(run):
             run.busy[place] = run.busy.get(place, 0) + len(run.waiting)
         for item in range(len(run.items)):
             run.note_fault(item, Fault.TIMEOUT)
         run.refused = True
         self._given_up[job] = run
+        pinned, run.pinned = run.pinned, []
         self._end(job, run)
+        run.pinned = pinned
 
     def _came_back(self, rank: Rank, load: LoadReport) -> None:
-        """A rank that was taken for dead is done with a load: it no longer writes its slots."""
+        """A rank that was taken for dead is done with a load: it no longer reads or fills its slots."""
         run = self._given_up.get(load.job)
         if run is None or rank not in run.waiting:
             return
@@ -301,6 +303,7 @@ class LoadPlanner:
                 self._directory.slot_freed(*place)
         if not run.waiting:
             del self._given_up[load.job]
+            self._directory.unpin(run.pinned)
 
     def _by_tier(self, run: LoadRun) -> dict[Tier, int]:
         """The tokens of a load by the tier they come from; together all of them, if it is issued."""

@@ -50,7 +50,9 @@ class Hello(msgspec.Struct, frozen=True):
         namespace: digest of all that must agree, without the rank.
         chunk_tokens: tokens per chunk.
         rules: what a resume needs, by group.
-        frame_bytes: bytes of one frame on this rank, by group.
+        arena_frame_bytes: what one frame takes in this rank's arena, by group; 0 where another rank
+            keeps it for all.
+        disk_frame_bytes: the same on this rank's disk.
         arena_slots: frames that this rank's arena holds, by group.
         disk_frames: frames that this rank's disk budget holds, by group; 0 without a disk.
         inventory: frames on this rank's disk that belong to the namespace.
@@ -62,7 +64,8 @@ class Hello(msgspec.Struct, frozen=True):
     namespace: NamespaceDigest
     chunk_tokens: int
     rules: tuple[ResumeRule, ...]
-    frame_bytes: tuple[int, ...]
+    arena_frame_bytes: tuple[int, ...]
+    disk_frame_bytes: tuple[int, ...]
     arena_slots: tuple[int, ...]
     disk_frames: tuple[int, ...]
     inventory: tuple[Held, ...]

@@ -137,6 +137,8 @@ class Saver:
     def _copy(self, transfer: SaveTransfer, index: int, item: SaveItem) -> bool:
         """Gather an item into its slot; False if it was cancelled or cannot be."""
         parts = self._parts
+        if not parts.arena.fills(item.ref.group):
+            return True  # another rank has the same bytes, and its frame is READY when all have reported
 
         def copy() -> None:
             frame = parts.arena.frame(item.ref.group, item.slot)
@@ -153,9 +155,10 @@ class Saver:
     def _finish(self, transfer: SaveTransfer, index: int, item: SaveItem) -> None:
         """Seal what was copied, and hand it on to the writer."""
         parts = self._parts
-        seal(parts.arena.frame(item.ref.group, item.slot), parts.names.identity(item.ref))
+        if parts.arena.fills(item.ref.group):
+            seal(parts.arena.frame(item.ref.group, item.slot), parts.names.identity(item.ref))
+            parts.recorder.count(Metric.SAVED_BYTES, parts.names.payload_bytes(item.ref))
         transfer.finish(index)
-        parts.recorder.count(Metric.SAVED_BYTES, parts.names.payload_bytes(item.ref))
         if item.write != NO_JOB:
             self.write(WriteItem(item.write, item.ref, item.slot))
 

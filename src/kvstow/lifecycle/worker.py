@@ -241,7 +241,7 @@ class Worker:
 
     def _read_item(self, transfer: LoadTransfer, item: LoadItem) -> Fault | None:
         """Bring one frame from disk, through its slot or a staging frame, into its blocks."""
-        if item.slot != NO_SLOT:
+        if item.slot != NO_SLOT and self._parts.arena.fills(item.ref.group):
             return self._read(transfer, item, self._parts.arena.frame(item.ref.group, item.slot))
         # There is one for each reader: none is free only if readers were lost.
         staging = self._parts.arena.acquire_staging(item.ref.group, wait_s_max=0.0)

@@ -1,7 +1,8 @@
 """The arena: DRAM that holds frames in slots, per group, and a few staging frames for readers.
 
-One anonymous private mapping, so nothing outlives the process, however it ends. What a slot holds
-and when it may be reused is the directory's decision; the arena only says where it is.
+One anonymous private mapping, so nothing outlives the process, however it ends; slots that all
+ranks share lie in a second one (`kvstow.stores.shared_slots`). What a slot holds and when it may be
+reused is the directory's decision; the arena only says where it is.
 
 ::
 
@@ -24,6 +25,7 @@ from types import TracebackType
 from kvstow.errors import ConfigError, InvariantError
 from kvstow.layout.geometry import GroupId
 from kvstow.stores.framing import HEADER_BYTES
+from kvstow.stores.shared_slots import SharedSlots
 
 _log = logging.getLogger(__name__)
 
@@ -55,31 +57,36 @@ def frames_for(budget_bytes: int, frame_bytes: Sequence[int], shares: Sequence[f
 
 
 def slots_for(
-    budget_bytes: int, frame_bytes: Sequence[int], staging_frames: int, shares: Sequence[float] | None = None
+    budget_bytes: int,
+    frame_bytes: Sequence[int],
+    staging_frames: int,
+    shares: Sequence[float] | None = None,
+    copies: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
     """How many slots each group gets from a budget; see `frames_for`.
 
     Args:
-        budget_bytes: all that the arena may occupy, staging frames included.
-        frame_bytes: bytes of one frame, by group.
-        staging_frames: how many staging frames, each as long as the longest frame.
+        budget_bytes: all that the arenas of an engine may occupy, staging frames included.
+        frame_bytes: bytes of one frame on one rank, by group.
+        staging_frames: how many staging frames on all ranks, each as long as the longest frame.
         shares: by group, or None if no group has one.
+        copies: on how many ranks a frame lies, by group, or None for one.
 
     Raises:
         ConfigError: the budget does not hold one frame of every group.
     """
     staging_bytes = staging_frames * max(frame_bytes)
     shares = shares or (0.0,) * len(frame_bytes)
-    slots = frames_for(max(0, budget_bytes - staging_bytes), frame_bytes, shares)
+    copies = copies or (1,) * len(frame_bytes)
+    all_bytes = [size * count for size, count in zip(frame_bytes, copies, strict=True)]
+    slots = frames_for(max(0, budget_bytes - staging_bytes), all_bytes, shares)
     if min(slots) < 1:
-        chunk_bytes = sum(size for size, share in zip(frame_bytes, shares, strict=True) if not share)
-        needed_bytes = [
-            int(size / share) + 1 for size, share in zip(frame_bytes, shares, strict=True) if share
-        ]
+        chunk_bytes = sum(size for size, share in zip(all_bytes, shares, strict=True) if not share)
+        needed_bytes = [int(size / share) + 1 for size, share in zip(all_bytes, shares, strict=True) if share]
         needed_bytes.append(int(chunk_bytes / max(1e-9, 1 - sum(shares))) + bool(sum(shares)))
         raise ConfigError(
             f"arena budget of {budget_bytes} bytes does not hold one frame of every group "
-            f"({', '.join(map(str, frame_bytes))} bytes) and {staging_frames} staging frames of "
+            f"({', '.join(map(str, all_bytes))} bytes) and {staging_frames} staging frames of "
             f"{max(frame_bytes)} bytes; use {staging_bytes + max(needed_bytes)} or more"
         )
     return slots
@@ -122,16 +129,23 @@ class Arena:
     """Memory for frames. Any thread may call any method; only `acquire_staging` waits.
 
     Attributes:
-        size_bytes: length of the mapping, staging included.
+        size_bytes: what this rank maps to write: staging, and shared slots if it is their first.
     """
 
-    def __init__(self, slots: Sequence[int], frame_bytes: Sequence[int], staging_frames: int) -> None:
+    def __init__(
+        self,
+        slots: Sequence[int],
+        frame_bytes: Sequence[int],
+        staging_frames: int,
+        shared: SharedSlots | None = None,
+    ) -> None:
         """Map the memory; pages are given by the system when first touched (see `prefault`).
 
         Args:
             slots: frames to hold, by group.
             frame_bytes: bytes of one frame, by group; multiples of `HEADER_BYTES`.
             staging_frames: frames to lend to readers that have no slot.
+            shared: holds the slots of some groups; taken over.
 
         Raises:
             ConfigError: the system does not give so much memory.
@@ -144,14 +158,32 @@ class Arena:
                 raise InvariantError(f"group {group}: frame of {size} bytes is no multiple of {HEADER_BYTES}")
         self._slots = tuple(slots)
         self._frame_bytes = tuple(frame_bytes)
-        group_bytes = [count * size for count, size in zip(slots, frame_bytes, strict=True)]
+        self._shared = shared
+        elsewhere = shared.slots if shared is not None else {}
+        if shared is not None:
+            for group, count in elsewhere.items():
+                mine, theirs = (slots[group], frame_bytes[group]), (count, shared.frame_bytes[group])
+                if mine != theirs:
+                    raise InvariantError(f"group {group}: slots and frame bytes {mine}, shared are {theirs}")
+        group_bytes = [
+            0 if group in elsewhere else count * size
+            for group, (count, size) in enumerate(zip(slots, frame_bytes, strict=True))
+        ]
         # One offset more than groups: the last is where staging begins.
         self._starts = (0, *accumulate(group_bytes))
         self._staging_bytes = max(frame_bytes)
-        self.size_bytes = self._starts[-1] + staging_frames * self._staging_bytes
-        if not self.size_bytes:
+        own_bytes = self._starts[-1] + staging_frames * self._staging_bytes
+        if not own_bytes:
             raise InvariantError(f"slots={slots} and no staging frame: an arena holds one frame or more")
-        self._map = _mapping(self.size_bytes)
+        self.size_bytes = own_bytes
+        self._map = _mapping(own_bytes)
+        # What this rank fills, to be brought in by `prefault`.
+        self._filled = [(self._map, own_bytes)]
+        if shared is not None:
+            _advise(shared.mapping)
+            if shared.is_first:
+                self.size_bytes += shared.size_bytes
+                self._filled.append((shared.mapping, shared.size_bytes))
         self._view = memoryview(self._map)
         self._free_staging = list(range(staging_frames))
         self._staging_changed = threading.Condition()
@@ -160,7 +192,7 @@ class Arena:
         self._closed = False
 
     def frame(self, group: GroupId, slot: int) -> memoryview:
-        """The memory of one slot: writable bytes [frame bytes of the group], page aligned.
+        """The memory of one slot: bytes [frame bytes of the group], page aligned; see `fills`.
 
         The view stays valid until it is dropped, also past `close`.
 
@@ -171,9 +203,15 @@ class Arena:
             raise InvariantError("the arena is closed")
         if not (0 <= group < len(self._slots) and 0 <= slot < self._slots[group]):
             raise InvariantError(f"group {group} slot {slot} is outside the arena's slots {self._slots}")
+        if self._shared is not None and group in self._shared.slots:
+            return self._shared.frame(group, slot)
         size = self._frame_bytes[group]
         start = self._starts[group] + slot * size
         return self._view[start : start + size]
+
+    def fills(self, group: GroupId) -> bool:
+        """Whether this rank writes the slots of ``group``; else another does, and it only reads."""
+        return self._shared is None or self._shared.is_first or group not in self._shared.slots
 
     def acquire_staging(self, group: GroupId, wait_s_max: float) -> StagingFrame | None:
         """Borrow a staging frame as long as a frame of ``group``.
@@ -241,9 +279,12 @@ class Arena:
         if self._prefaulter is not None:
             self._prefaulter.join()
         self._view.release()
+        freed = self._shared is None or self._shared.close()
         try:
             self._map.close()
         except BufferError:
+            freed = False
+        if not freed:
             _log.info("arena of %d bytes: views are still in use; freed with the last one", self.size_bytes)
 
     def _take_back(self, index: int) -> None:
@@ -252,14 +293,20 @@ class Arena:
             self._staging_changed.notify()
 
     def _populate(self, step_bytes: int) -> None:
+        for mapping, size_bytes in self._filled:
+            if not self._populate_one(mapping, size_bytes, step_bytes):
+                return
+
+    def _populate_one(self, mapping: mmap.mmap, size_bytes: int, step_bytes: int) -> bool:
+        """Bring in the pages of one mapping; False if that was stopped."""
         # Pins the address; dropped at the end, or `close` could not unmap.
-        anchor = ctypes.c_char.from_buffer(self._map)
+        anchor = ctypes.c_char.from_buffer(mapping)
         bring_in = _populate_write
         try:
-            for start in range(0, self.size_bytes, step_bytes):
-                length = min(step_bytes, self.size_bytes - start)
+            for start in range(0, size_bytes, step_bytes):
+                length = min(step_bytes, size_bytes - start)
                 if self._stop.is_set():
-                    return
+                    return False
                 problem = bring_in(ctypes.addressof(anchor) + start, length)
                 if problem == errno.EINVAL and bring_in is _populate_write:
                     bring_in = _lock_and_unlock
@@ -268,10 +315,11 @@ class Arena:
                     _log.warning(
                         "prefault stopped at %d of %d bytes: %s; first copies will be slower",
                         start,
-                        self.size_bytes,
+                        size_bytes,
                         errno.errorcode.get(problem, problem),
                     )
-                    return
+                    return False
+            return True
         finally:
             del anchor
 
@@ -283,13 +331,17 @@ def _mapping(size_bytes: int) -> mmap.mmap:
         raise ConfigError(
             f"arena: the system does not map {size_bytes} bytes ({error}); lower the arena budget"
         ) from error
+    _advise(mapping)
+    return mapping
+
+
+def _advise(mapping: mmap.mmap) -> None:
     # Huge pages: fewer faults and TLB misses. No dump: a crash must not write prompts to disk.
     for advice in ("MADV_HUGEPAGE", "MADV_DONTDUMP"):
         try:
             mapping.madvise(getattr(mmap, advice))
         except (AttributeError, OSError) as error:
             _log.info("arena: %s is not available (%s)", advice, error)
-    return mapping
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -90,6 +90,18 @@ def worker_grace_s(executor_backend: object) -> float | None:
     return float(getattr(envs, "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", 5))
 
 
+def on_one_host(parallel: Any) -> bool:
+    """Whether all ranks of an engine surely run on this host, as processes of one parent.
+
+    Args:
+        parallel: vLLM's ParallelConfig.
+    """
+    if parallel.distributed_executor_backend not in ("mp", "uni"):
+        return False
+    # Engines of several hosts came later; before, several hosts took another executor.
+    return int(getattr(parallel, "nnodes_within_dp", 1)) == 1
+
+
 def hit_sources(tokens: Mapping[Tier, int], external: int) -> dict[Any, int]:
     """Where ``external`` promised tokens come from, as vLLM counts it; its hook came with 0.32.
 

@@ -85,7 +85,9 @@ class SchedulerHalf:
         self._adapters = AdapterDigests(clock, settings.load_timeout_s)
         self._cache_manager: KVCacheManager | None = None
         self._use_engine_hashes: bool | None = None
-        self._frame_bytes: list[int] = []  # of a chunk on all ranks together, by group
+        # What a chunk takes on all ranks together, by group.
+        self._arena_frame_bytes: list[int] = []
+        self._disk_frame_bytes: list[int] = []
         # Their tables have null blocks: outside of windows, and between states.
         self._has_nulls = [rule.kind is not GroupKind.PAGED for rule in rules]
         self._takes_snapshots = settings.saves and any(self._has_nulls)
@@ -95,9 +97,8 @@ class SchedulerHalf:
     def open(self, handshakes: Mapping[Any, StowHandshake]) -> None:
         """Take the workers' hellos; raises ConfigError if they disagree."""
         hellos = [handshake.hello for handshake in handshakes.values()]
-        self._frame_bytes = [
-            sum(sizes) for sizes in zip(*(hello.frame_bytes for hello in hellos), strict=True)
-        ]
+        self._arena_frame_bytes = _summed([hello.arena_frame_bytes for hello in hellos])
+        self._disk_frame_bytes = _summed([hello.disk_frame_bytes for hello in hellos])
         self.planner.open(hellos)
         directory = self.planner.directory
         for group in directory.group_ids:
@@ -106,7 +107,7 @@ class SchedulerHalf:
                 "disk holds %d, %d found there",
                 group,
                 self._settings.chunk_tokens,
-                hellos[0].frame_bytes[group],
+                hellos[0].arena_frame_bytes[group],
                 directory.arena_slots(group),
                 min(hello.disk_frames[group] for hello in hellos),
                 directory.disk_in_use(group),
@@ -193,8 +194,8 @@ class SchedulerHalf:
         directory = self.planner.directory
         arena = disk = 0
         for group in directory.group_ids:
-            arena += directory.arena_in_use(group) * self._frame_bytes[group]
-            disk += directory.disk_in_use(group) * self._frame_bytes[group]
+            arena += directory.arena_in_use(group) * self._arena_frame_bytes[group]
+            disk += directory.disk_in_use(group) * self._disk_frame_bytes[group]
         self.recorder.gauge(Metric.ARENA_USED_BYTES, arena)
         self.recorder.gauge(Metric.DISK_USED_BYTES, disk)
 
@@ -302,3 +303,8 @@ def _wants_every_token(request: Request) -> bool:
     return params is not None and (
         params.prompt_logprobs is not None or bool(getattr(params, "prompt_logprob_token_ids", None))
     )
+
+
+def _summed(sizes: Sequence[Sequence[int]]) -> list[int]:
+    """Over all ranks, by group."""
+    return [sum(of_group) for of_group in zip(*sizes, strict=True)]

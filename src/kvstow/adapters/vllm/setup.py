@@ -15,7 +15,7 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from kvstow.adapters.vllm.compat import resolved_hash_tokens
+from kvstow.adapters.vllm.compat import on_one_host, resolved_hash_tokens
 from kvstow.config.load import load_settings
 from kvstow.config.settings import Settings, check_chunk, choose_chunk
 from kvstow.errors import ConfigError
@@ -149,9 +149,11 @@ def state_groups(kv_cache_config: KVCacheConfig) -> list[int]:
 def replicated_groups(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> frozenset[int]:
     """The groups of which every rank holds the same bytes: latents, and states that are not split up.
 
-    None where ranks have other layers or other tokens.
+    None where ranks have other layers or other tokens, or may be on other hosts.
     """
     parallel = vllm_config.parallel_config
+    if not on_one_host(parallel):
+        return frozenset()
     if parallel.world_size != parallel.tensor_parallel_size or parallel.tensor_parallel_size == 1:
         return frozenset()
     if parallel.decode_context_parallel_size > 1:

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import psutil
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
 from kvstow import __version__
@@ -22,29 +19,25 @@ from kvstow.adapters.vllm.caches import agreed_digest, attention_backends, engin
 from kvstow.adapters.vllm.compat import worker_grace_s
 from kvstow.adapters.vllm.identity import namespace_parts
 from kvstow.adapters.vllm.scales import Scales, find_scales
-from kvstow.adapters.vllm.setup import block_tokens_of, image_shares, replicated_groups
+from kvstow.adapters.vllm.setup import block_tokens_of, replicated_groups
+from kvstow.adapters.vllm.tiers import Namespaces, open_tiers
 from kvstow.adapters.vllm.transport import StowHandshake, StowMetadata
 from kvstow.clock import SystemClock
 from kvstow.codec.select import make_codec
-from kvstow.config.settings import GIB, Settings, resolve_arena_bytes
+from kvstow.config.settings import GIB, Settings
 from kvstow.errors import ConfigError, StoreError
-from kvstow.keys.ids import NamespaceDigest, Rank
+from kvstow.keys.ids import Rank
 from kvstow.keys.namespace import explain, namespace_digest, rank_namespace
 from kvstow.layout.discover import describe
 from kvstow.layout.fingerprint import layout_digest
-from kvstow.layout.geometry import GroupId, Layout
+from kvstow.layout.geometry import Layout
 from kvstow.lifecycle.executors import ThreadExecutor
 from kvstow.lifecycle.messages import Held, Hello, Report
 from kvstow.lifecycle.self_test import SELF_TEST_S_MAX, SelfTest
 from kvstow.lifecycle.worker import Executors, Worker, WorkerLimits
 from kvstow.metrics import Recorder
-from kvstow.stores.arena import Arena, frames_for, slots_for
+from kvstow.stores.arena import Arena
 from kvstow.stores.base import Store
-from kvstow.stores.disk.reader import DiskReader
-from kvstow.stores.disk.root import DiskRoot
-from kvstow.stores.disk.store import DiskStore
-from kvstow.stores.framing import frame_bytes
-from kvstow.stores.replica import ReplicaStore
 
 if TYPE_CHECKING:
     import torch
@@ -102,65 +95,58 @@ class WorkerHalf:
         layout = _with_replicas(layout, replicated_groups(self._vllm_config, self._kv_cache_config))
         for line in describe(layout):
             logger.info("kvstow: rank %d layout: %s", rank, line)
-        agreed, own, first = self._namespaces(rank, layout, scales)
+        namespaces = self._namespaces(rank, layout, scales)
         codecs = [
             make_codec(group, regions, threads=self._settings.copy_threads, prefer=self._settings.codec)
             for group in layout.groups
         ]
-        frames = tuple(
-            frame_bytes(layout.payload_bytes(GroupId(index))) for index in range(len(layout.groups))
+        tiers = open_tiers(
+            self._vllm_config, self._kv_cache_config, self._settings, layout, namespaces, self._clock
         )
-        arena_bytes = resolve_arena_bytes(self._settings, psutil.virtual_memory().available) // world_size
-        shares = image_shares(self._kv_cache_config, self._settings)
-        slots = slots_for(arena_bytes, frames, self._settings.disk_readers, shares)
-        self._arena = Arena(slots, frames, self._settings.disk_readers)
+        self._arena = tiers.arena
         self._arena.prefault(PREFAULT_STEP_BYTES)
-        # What all ranks together keep of one frame: one copy of what is replicated.
-        copies = [1 if group.replicated else world_size for group in layout.groups]
-        stored_bytes = [size * count for size, count in zip(frames, copies, strict=True)]
-        disk_frames = frames_for(int(self._settings.disk_gib * GIB), stored_bytes, shares)
-        disk = self._open_disk(rank, layout, frames, disk_frames, own, first)
-        if disk is None:
-            disk_frames = (0,) * len(frames)
         executors = self._executors(rank)
-
         make_worker = partial(
             Worker,
             rank,
-            own,
+            namespaces.own,
             layout,
             codecs,
-            self._arena,
-            disk,
+            disk=tiers.disk,
             executors=executors,
             clock=self._clock,
-            first_namespace=first,
+            first_namespace=namespaces.first,
         )
-        self._worker = make_worker(limits=self._limits(rank), recorder=self.recorder)
+        self._worker = make_worker(arena=tiers.arena, limits=self._limits(rank), recorder=self.recorder)
         if self._settings.self_test:
+            # Slots that this rank does not fill are the first rank's to test: it uses some of its own.
+            arena = tiers.arena
+            if not all(map(arena.fills, layout.replicated)):
+                arena = Arena((1,) * len(layout.groups), tiers.frame_bytes, 1)
             # On a worker of its own: what it reports and counts is for nobody else.
-            trial = make_worker(limits=_TRIAL_LIMITS, recorder=Recorder())
+            trial = make_worker(arena=arena, limits=_TRIAL_LIMITS, recorder=Recorder())
             tensors = group_tensors(self._kv_cache_config, kv_caches, scales.carried)
             blocks = TensorBlocks(tensors, regions, self._kv_cache_config.num_blocks)
             names = [codec.name for codec in codecs]
-            test = SelfTest(trial, layout, blocks, self._arena, executors.writer, names, self._clock)
+            test = SelfTest(trial, layout, blocks, arena, executors.writer, names, self._clock)
             self._run_self_test(
-                rank,
-                test,
-                with_disk=disk is not None and self._settings.saves and not (rank and layout.replicated),
+                rank, test, with_disk=tiers.disk is not None and self._settings.saves and not tiers.elsewhere
             )
         # After the self-test, which removes what one before it may have left.
-        held = () if disk is None else tuple(Held(item.ref, item.touched_s) for item in disk.scan())
+        held = self._inventory(rank, tiers.disk)
+        # What cannot be listed is not asked for anything.
+        disk_frames = tiers.disk_frames if held is not None else (0,) * len(layout.groups)
         self._hello = Hello(
             rank=rank,
             world_size=world_size,
-            namespace=agreed,
+            namespace=namespaces.agreed,
             chunk_tokens=layout.chunk_tokens,
             rules=layout.rules,
-            frame_bytes=frames,
-            arena_slots=slots,
+            arena_frame_bytes=tiers.arena_frame_bytes,
+            disk_frame_bytes=tiers.disk_frame_bytes,
+            arena_slots=tiers.arena_slots,
             disk_frames=disk_frames,
-            inventory=held,
+            inventory=held or (),
             version=__version__,
         )
         logger.info(
@@ -168,11 +154,11 @@ class WorkerHalf:
             rank,
             world_size,
             codecs[0].name,
-            self._arena.size_bytes / GIB,
-            " ".join(map(str, slots)),
-            self._settings.disk_path if disk is not None else "off",
+            tiers.arena.size_bytes / GIB,
+            " ".join(map(str, tiers.arena_slots)),
+            self._settings.disk_path if held is not None else "off",
             " ".join(map(str, disk_frames)),
-            len(held),
+            len(held or ()),
         )
 
     def handshake(self) -> StowHandshake | None:
@@ -242,10 +228,7 @@ class WorkerHalf:
             tested.took_s,
         )
 
-    def _namespaces(
-        self, rank: Rank, layout: Layout, scales: Scales
-    ) -> tuple[NamespaceDigest, NamespaceDigest, NamespaceDigest]:
-        """What all ranks agree on, this rank's, and the first rank's if it has the same layout."""
+    def _namespaces(self, rank: Rank, layout: Layout, scales: Scales) -> Namespaces:
         parts = namespace_parts(
             self._vllm_config,
             self._settings,
@@ -256,49 +239,18 @@ class WorkerHalf:
         logger.info("kvstow: rank %d %s", rank, explain(parts))
         agreed = namespace_digest(parts)
         inside = scales.into(layout_digest(layout))
-        return agreed, rank_namespace(agreed, rank, inside), rank_namespace(agreed, Rank(0), inside)
+        own, first = rank_namespace(agreed, rank, inside), rank_namespace(agreed, Rank(0), inside)
+        return Namespaces(agreed, own, first)
 
-    def _open_disk(
-        self,
-        rank: Rank,
-        layout: Layout,
-        frame_bytes: Sequence[int],
-        disk_frames: Sequence[int],
-        own: NamespaceDigest,
-        first: NamespaceDigest,
-    ) -> Store | None:
-        """The disk tier, or None with one line that says why and what to do."""
-        if self._settings.disk_path is None:
+    def _inventory(self, rank: Rank, disk: Store | None) -> tuple[Held, ...] | None:
+        """What is on disk; None without a disk, or with one line if it cannot be listed."""
+        if disk is None:
             return None
-        parallel = self._vllm_config.parallel_config
-        elsewhere = layout.replicated if rank else frozenset()
-        root = Path(self._settings.disk_path)
-        if parallel.data_parallel_index:
-            # Each replica is an engine, with a folder and budgets of its own. vLLM tells dense
-            # replicas apart by this index only.
-            root /= f"dp{parallel.data_parallel_index}"
-        transfer = self._vllm_config.kv_transfer_config
-        assert transfer is not None
         try:
-            claimed = DiskRoot.open(
-                root,
-                instance=str(transfer.engine_id),
-                rank=rank,
-                world_size=parallel.world_size,
-                budget_bytes=sum(
-                    size * count
-                    for group, (size, count) in enumerate(zip(frame_bytes, disk_frames, strict=True))
-                    if group not in elsewhere
-                ),
-                clock=self._clock,
-            )
-            store = DiskStore(claimed, own)
-            return ReplicaStore(store, DiskReader(claimed, first, Rank(0)), elsewhere) if elsewhere else store
+            return tuple(Held(item.ref, item.touched_s) for item in disk.scan())
         except StoreError as error:
             logger.error(
-                "kvstow: rank %d runs without a disk tier: %s; give this engine a disk_path of its own",
-                rank,
-                error,
+                "kvstow: rank %d runs without a disk tier: %s; repair the folder, and restart", rank, error
             )
             return None
 

@@ -162,9 +162,12 @@ class Events:
             return
         ref, rank = rng.choice(held), rng.choice(world.life.ranks)
         slot = directory.slot_of(ref)
-        frame = rank.arena.frame(ref.group, slot)
+        seen_by = [rank]
+        if rank.shared is not None and ref.group in rank.shared.slots:
+            seen_by = world.life.ranks  # the first of which fills it
+        frame = seen_by[0].arena.frame(ref.group, slot)
         frame[rng.randrange(len(frame))] ^= 1 << rng.randrange(8)
-        world.flipped.add((rank.rank, ref.group, slot))
+        world.flipped.update((each.rank, ref.group, slot) for each in seen_by)
 
     def _remove_file(self, rng: Random) -> None:
         """Somebody deletes a frame's file."""

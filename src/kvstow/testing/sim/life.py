@@ -44,22 +44,27 @@ class Life(Listener):
         model = scenario.model
         namespace = NamespaceDigest(hashlib.sha256(msgspec.json.encode((model, scenario.ranks))).digest())
         self.recorder = Recorder()
-        self.ranks = [
-            SimRank(
-                model,
-                rank,
-                scenario.ranks,
-                scenario.rules.num_blocks,
-                _limits_of(scenario.limits, rank),
-                namespace,
-                root,
-                f"life-{number}",
-                faults,
-                clock,
-                noise=scenario.seed * 1000 + number * 10 + rank,
+        # Every other engine whose ranks hold the same bytes keeps them once.
+        shares = scenario.ranks > 1 and scenario.seed % 2 == 0
+        self.ranks: list[SimRank] = []
+        for rank in range(scenario.ranks):
+            self.ranks.append(
+                SimRank(
+                    model,
+                    rank,
+                    scenario.ranks,
+                    scenario.rules.num_blocks,
+                    _limits_of(scenario.limits, rank),
+                    namespace,
+                    root,
+                    f"life-{number}",
+                    faults,
+                    clock,
+                    noise=scenario.seed * 1000 + number * 10 + rank,
+                    first=self.ranks[0] if rank else None,
+                    shares=shares,
+                )
             )
-            for rank in range(scenario.ranks)
-        ]
         rules = self.ranks[0].hello.rules
         limits = PlannerLimits(
             chunk_tokens=model.chunk_tokens,

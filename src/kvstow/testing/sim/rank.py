@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from kvstow.stores.disk.root import DiskRoot
 from kvstow.stores.disk.store import DiskStore
 from kvstow.stores.framing import frame_bytes
 from kvstow.stores.replica import ReplicaStore
+from kvstow.stores.shared_slots import SharedSlots
 from kvstow.testing.faulty_store import FaultSource, FaultyStore
 from kvstow.testing.sim.engine import Promise, Step, StepAnswer, Work
 from kvstow.testing.sim.fibers import FiberExecutor, Fibers
@@ -74,6 +76,11 @@ class SimRank:
         faults: what the disk does wrong.
         clock: simulated time.
         noise: seed of the memory's first content.
+        first: the first rank, if this one is another and shares its slots of replicated groups.
+        shares: whether such slots are shared, where this is the first rank.
+
+    Attributes:
+        shared: the slots that it shares with others, if any.
     """
 
     def __init__(
@@ -89,6 +96,9 @@ class SimRank:
         faults: FaultSource,
         clock: ManualClock,
         noise: int,
+        first: SimRank | None,
+        *,
+        shares: bool,
     ) -> None:
         self.rank = rank
         self.memory = RankMemory(model, rank, num_blocks, noise)
@@ -102,7 +112,10 @@ class SimRank:
         self._frames = tuple(
             frame_bytes(self.layout.payload_bytes(GroupId(group))) for group in range(len(model.groups))
         )
-        self.arena = Arena(limits.arena_slots, self._frames, limits.readers)
+        self.shared = self._share(first, shares=shares)
+        elsewhere = self.shared.slots if self.shared is not None else {}
+        slots = tuple(elsewhere.get(GroupId(group), own) for group, own in enumerate(limits.arena_slots))
+        self.arena = Arena(slots, self._frames, limits.readers, self.shared)
         digest = layout_digest(self.layout)
         self.namespace = rank_namespace(namespace, Rank(rank), digest)
         self._first_namespace = rank_namespace(namespace, Rank(0), digest)
@@ -119,8 +132,9 @@ class SimRank:
             namespace=namespace,
             chunk_tokens=model.chunk_tokens,
             rules=self.layout.rules,
-            frame_bytes=self._frames,
-            arena_slots=limits.arena_slots,
+            arena_frame_bytes=self._frames,
+            disk_frame_bytes=self._frames,
+            arena_slots=slots,
             disk_frames=limits.disk_frames if self.disk is not None else (0,) * len(self._frames),
             inventory=()
             if store is None
@@ -212,6 +226,18 @@ class SimRank:
         if self.disk is not None:
             self.disk.close()
         self.arena.close()
+
+    def _share(self, first: SimRank | None, *, shares: bool) -> SharedSlots | None:
+        if first is not None and first.shared is not None:
+            theirs = first.shared
+            return SharedSlots.attach(os.dup(theirs.descriptor), theirs.slots, theirs.frame_bytes)
+        if first is not None or not shares or not self.layout.replicated:
+            return None
+        groups = sorted(self.layout.replicated)
+        return SharedSlots.make(
+            {group: self._limits.arena_slots[group] for group in groups},
+            {group: self._frames[group] for group in groups},
+        )
 
     def _forward(self, work: Work) -> int:
         folded = []
