@@ -12,6 +12,8 @@ from lora_adapters import LORA, make_adapter
 from vllm.inputs import EmbedsPrompt
 from vllm.lora.request import LoRARequest
 
+from kvstow.adapters.vllm.compat import minor_version
+
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 HIT = 448
@@ -61,13 +63,15 @@ def test_adapters_under_one_name_share_nothing(engine: Engine, tmp_path: Path) -
     # The adapters do something, so sharing would have been wrong.
     assert bare_bytes[0] != first_bytes[0] != second_bytes[0]
 
-    for lora, text, computed in (
-        (None, bare.tokens, bare_bytes),
-        (one, first.tokens, first_bytes),
-        (two, second.tokens, second_bytes),
+    # Before 0.31 the engine's own cache took the two for one; then neither is cached.
+    hit = HIT if minor_version() >= (0, 31) else 0
+    for lora, expected, text, computed in (
+        (None, HIT, bare.tokens, bare_bytes),
+        (one, hit, first.tokens, first_bytes),
+        (two, hit, second.tokens, second_bytes),
     ):
         again = engine.ask(tokens, lora=lora)
-        assert (again.cached, again.tokens) == (HIT, text)
+        assert (again.cached, again.tokens) == (expected, text)
         assert engine.kv_bytes(again.blocks)[: HIT // BLOCK] == computed
         engine.clear_own_cache()
 

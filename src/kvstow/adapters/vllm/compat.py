@@ -70,6 +70,22 @@ def block_hashes_are_stable() -> bool:
         return False
 
 
+AdapterIdentity = Callable[[Any], tuple[str, ...]]
+"""From a LoRA request to what the engine's own caches know its adapter by."""
+
+
+def adapter_identity_of(vllm_config: Any) -> AdapterIdentity:
+    """How this engine's caches tell LoRA adapters apart: block hashes, and hashes of images.
+
+    Block hashes have an adapter's path in them since 0.31; the hash of an image that an adapter's
+    encoder sees has the name alone (vllm-project/vllm#42125, #44939).
+    """
+    lora = vllm_config.lora_config
+    if minor_version() < (0, 31) or (lora is not None and lora.enable_tower_connector_lora):
+        return lambda request: (request.lora_name,)
+    return lambda request: (request.lora_name, request.lora_path)
+
+
 def resolved_hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int | None:
     """Tokens per block hash as the engine core resolved them; None where it does not say."""
     for config in (kv_cache_config, vllm_config.cache_config):

@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from kvstow.adapters.vllm.compat import check_version, log_with_vllm
+from kvstow.adapters.vllm.compat import adapter_identity_of, check_version, log_with_vllm
 from kvstow.adapters.vllm.scheduler import SchedulerHalf
 from kvstow.adapters.vllm.setup import check_engine, hash_tokens_of, keep_images, read_settings, rules_of
 from kvstow.adapters.vllm.stats import StatsFeed, StowPromMetrics, StowStats
@@ -69,6 +69,7 @@ class StowConnector(KVConnectorBase_V1, SupportsHMA):
                 settings,
                 rules_of(kv_cache_config, settings.chunk_tokens),
                 hash_tokens_of(vllm_config, kv_cache_config),
+                adapter_identity_of(vllm_config),
             )
             self._scheduler_half = half
             self._stats = StatsFeed(half.recorder)

@@ -2,9 +2,9 @@
 
 Looking at an adapter's files is I/O, so it is done on a thread, for every request that names it;
 until it is done the request's lookup is pending, for a bounded time. The digest is of what was on
-disk when the adapter was first seen. If the files change later without a reload being asked for,
-nobody can tell which version the engine computes with, so that adapter's requests neither load
-nor save any more.
+disk when the adapter was first seen. If other files stand later for what the engine's own caches take
+for the same adapter, nobody can tell with which of them a block was computed that the engine has
+cached, even where a reload was asked for: that adapter's requests neither load nor save any more.
 """
 
 from __future__ import annotations
@@ -50,7 +50,13 @@ class AdapterCheck:
         self._clock = clock
         self._late_s = clock.monotonic_s() + bound_s
         self._state = AdapterState.READING
+        self._adapter: Adapter | None = None
         self.digest = b""
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another adapter took this one's place since: what is computed now may be the other's."""
+        return self._adapter is not None and self._adapter.is_replaced
 
     @property
     def state(self) -> AdapterState:
@@ -64,18 +70,21 @@ class AdapterCheck:
         if self._state is AdapterState.READING:
             self._state = AdapterState.UNUSABLE
 
-    def accept(self, digest: bytes) -> None:
+    def accept(self, adapter: Adapter) -> None:
         """The adapter's content is known; too late an answer changes nothing."""
-        self.digest = digest
+        self._adapter = adapter
+        self.digest = adapter.digest
         if self._state is AdapterState.READING:
             self._state = AdapterState.KNOWN
 
 
-class _Adapter(msgspec.Struct):
-    """An adapter as first seen; ``digest`` is None once its files changed under it."""
+class Adapter(msgspec.Struct):
+    """An adapter as first seen; ``digest`` is b"" if it could not be read."""
 
+    path: str
     signature: _Signature
-    digest: bytes | None
+    digest: bytes
+    is_replaced: bool = False
 
 
 class AdapterDigests:
@@ -89,21 +98,20 @@ class AdapterDigests:
     def __init__(self, clock: Clock, bound_s: float) -> None:
         self._clock = clock
         self._bound_s = bound_s
-        self._adapters: dict[tuple[int, str], _Adapter] = {}  # the thread's alone
+        self._adapters: dict[tuple[str, ...], Adapter] = {}  # the thread's alone
         self._executor: ThreadExecutor | None = None  # most engines have no adapters
 
-    def check(self, adapter_id: int, path: str, reload: bool) -> AdapterCheck:
+    def check(self, identity: tuple[str, ...], path: str) -> AdapterCheck:
         """Ask about an adapter. Called on the scheduler's thread; does not block.
 
         Args:
-            adapter_id: the engine's number for it.
+            identity: by what the engine's own caches tell it from others.
             path: its folder.
-            reload: the request asks the engine to read it again.
         """
         check = AdapterCheck(self._clock, self._bound_s)
         if self._executor is None:
             self._executor = ThreadExecutor("kvstow-adapters", 1, CHECKS_MAX)
-        if not self._executor.submit(partial(self._answer, check, adapter_id, path, reload)):
+        if not self._executor.submit(partial(self._answer, check, identity, path)):
             logger.error(
                 "kvstow: %d requests wait for LoRA adapters to be read; this one (adapter %s) is not cached",
                 CHECKS_MAX,
@@ -117,46 +125,46 @@ class AdapterDigests:
         if self._executor is not None:
             self._executor.close(CLOSE_S_MAX)
 
-    def _answer(self, check: AdapterCheck, adapter_id: int, path: str, reload: bool) -> None:
-        digest = self._look(adapter_id, path, reload)
-        if digest is None:
+    def _answer(self, check: AdapterCheck, identity: tuple[str, ...], path: str) -> None:
+        adapter = self._look(identity, path)
+        if adapter is None or not adapter.digest or adapter.is_replaced:
             check.refuse()
         else:
-            check.accept(digest)
+            check.accept(adapter)
 
-    def _look(self, adapter_id: int, path: str, reload: bool) -> bytes | None:
-        """The digest of an adapter, or None where it cannot be told."""
-        key = (adapter_id, path)
-        known = self._adapters.get(key)
+    def _look(self, identity: tuple[str, ...], path: str) -> Adapter | None:
+        """The adapter that the engine knows by ``identity``; None where there are too many."""
+        known = self._adapters.get(identity)
         signature = _signature(Path(path))
-        if known is not None and signature == known.signature:
-            return known.digest
-        if known is not None and not reload:
-            if known.digest is not None:
+        if known is not None:
+            if (path, signature) != (known.path, known.signature) and not known.is_replaced:
+                known.is_replaced = True
                 logger.error(
-                    "kvstow: LoRA adapter %s changed on disk while in use; its requests are not cached "
-                    "until the engine restarts or reloads it",
+                    "kvstow: LoRA adapter %s was replaced while in use (by %s), and vLLM's caches take one "
+                    "for the other; requests of that name are not cached until the engine restarts. Give "
+                    "an adapter that replaces another a new name",
+                    known.path,
                     path,
                 )
-            known.digest = None
-            return None
+            return known
         if len(self._adapters) >= ADAPTERS_MAX:
             logger.error("kvstow: more than %d LoRA adapters; %s is not cached", ADAPTERS_MAX, path)
             return None
-        digest = _read(Path(path), signature)
-        self._adapters[key] = _Adapter(signature, digest)
-        return digest
+        adapter = Adapter(path, signature, _read(Path(path), signature))
+        self._adapters[identity] = adapter
+        return adapter
 
 
-def _read(path: Path, signature: _Signature) -> bytes | None:
+def _read(path: Path, signature: _Signature) -> bytes:
+    """Its digest, or b"" where it cannot be told."""
     try:
         digest = adapter_digest(path)
     except (KvstowError, OSError) as error:
         logger.error("kvstow: LoRA adapter %s cannot be read (%s); its requests are not cached", path, error)
-        return None
+        return b""
     if _signature(path) != signature:
         logger.error("kvstow: LoRA adapter %s changed while it was read; its requests are not cached", path)
-        return None
+        return b""
     return digest
 
 

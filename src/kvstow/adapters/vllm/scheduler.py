@@ -14,6 +14,7 @@ from vllm.v1.request import RequestStatus
 
 from kvstow.adapters.vllm.compat import (
     NULL_BLOCK,
+    AdapterIdentity,
     block_hashes_are_stable,
     block_tables,
     boundary_states,
@@ -61,11 +62,19 @@ class SchedulerHalf:
         settings: what the user chose.
         rules: what a resume needs, by group.
         hash_tokens: tokens that one of the engine's block hashes covers.
+        adapter_identity: by what the engine's own caches tell LoRA adapters apart.
     """
 
-    def __init__(self, settings: Settings, rules: tuple[ResumeRule, ...], hash_tokens: int) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        rules: tuple[ResumeRule, ...],
+        hash_tokens: int,
+        adapter_identity: AdapterIdentity,
+    ) -> None:
         self._settings = settings
         self._hash_tokens = hash_tokens
+        self._adapter_identity = adapter_identity
         self.recorder = Recorder()
         limits = PlannerLimits(
             chunk_tokens=settings.chunk_tokens,
@@ -124,7 +133,7 @@ class SchedulerHalf:
         adapter = None
         lora = request.lora_request
         if lora is not None:
-            adapter = self._adapters.check(lora.lora_int_id, lora.lora_path, lora.load_inplace)
+            adapter = self._adapters.check(self._adapter_identity(lora), lora.lora_path)
         self._known[request.request_id] = _Known(request, adapter)
 
     def matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]:
@@ -225,7 +234,7 @@ class SchedulerHalf:
                 self.planner.preempted(RequestId(request_id))
 
     def _note_progress(self, known: _Known, blocks: Any) -> None:
-        if not self._is_cacheable(known):
+        if not self._may_save(known):
             return
         keys = self._keys(known)
         if keys is None:
@@ -243,7 +252,7 @@ class SchedulerHalf:
         offers = boundary_states(output)
         for request_id in {**output.num_scheduled_tokens, **offers}:
             known = self._known.get(request_id)
-            keys = self._keys(known) if known is not None and self._is_cacheable(known) else None
+            keys = self._keys(known) if known is not None and self._may_save(known) else None
             if known is None or keys is None:
                 continue
             request = known.request
@@ -272,6 +281,9 @@ class SchedulerHalf:
     @staticmethod
     def _is_cacheable(known: _Known) -> bool:
         return known.adapter is None or known.adapter.state is not AdapterState.UNUSABLE
+
+    def _may_save(self, known: _Known) -> bool:
+        return self._is_cacheable(known) and not (known.adapter is not None and known.adapter.is_replaced)
 
     def _keys(self, known: _Known) -> RequestKeys | None:
         """The request's chunk ids, or None while its adapter is being read."""
