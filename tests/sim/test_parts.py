@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import msgspec
 import numpy as np
@@ -14,6 +15,7 @@ from kvstow.layout.geometry import BlockId, GroupId
 from kvstow.lifecycle.messages import Fault, RequestId, Tier
 from kvstow.metrics import Metric
 from kvstow.testing.sim import invariants
+from kvstow.testing.sim.clients import Clients
 from kvstow.testing.sim.explore import run_scenario, shrink
 from kvstow.testing.sim.fibers import FiberExecutor, Fibers
 from kvstow.testing.sim.invariants import ViolationError
@@ -46,6 +48,20 @@ def test_a_tokens_identity_covers_all_before_it_and_what_the_prompt_holds() -> N
     assert with_image[0] == plain[0]
     assert with_image[1] != plain[1]
     assert with_image[2] != reading([1, 2, 3], images={1: "dog"}).identities[2]
+
+
+def test_twins_differ_in_nothing_but_their_image() -> None:
+    clients, rng = Clients(seed=1, documents=1, twins=True), Random(2)
+    prompts = {clients.draw(rng, []) for _ in range(60)}
+    images = [
+        {prompt.image for prompt in prompts if prompt.tokens == tokens}
+        for tokens in {prompt.tokens for prompt in prompts}
+    ]
+    most = max(images, key=len)
+    assert {content for _, _, content in most} == {"cat", "dog"}
+    assert len({offset for offset, _, _ in most}) == 2
+    assert sum(len(of_one) > 1 for of_one in images) > 5
+    assert any(draw_scenario(seed).twins for seed in range(20))
 
 
 def test_no_two_places_of_memory_hold_the_same() -> None:

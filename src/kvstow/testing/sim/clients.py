@@ -23,9 +23,12 @@ class Clients:
     Args:
         seed: of the documents.
         documents: how many there are; few documents share more.
+        twins: whether prompts are sent that differ from another in nothing but their image.
     """
 
-    def __init__(self, seed: int, documents: int) -> None:
+    def __init__(self, seed: int, documents: int, *, twins: bool = False) -> None:
+        self._twins = twins
+        self._pictured: list[tuple[Prompt, int]] = []  # with where the placeholders begin
         self._documents = []
         for index in range(documents):
             rng = Random(seed * 31 + index)
@@ -39,6 +42,9 @@ class Clients:
             served: requests to go on from.
             sent: prompts of earlier days, before the engine was restarted.
         """
+        if self._pictured and rng.random() < 0.4:
+            prompt, first = rng.choice(self._pictured)
+            return msgspec.structs.replace(prompt, image=_draw_image(rng, first))
         if sent and rng.random() < 0.4:
             return rng.choice(sent)
         if served and rng.random() < 0.5:
@@ -53,8 +59,21 @@ class Clients:
             cut = rng.randrange(1, length)
             tokens = tokens[:cut] + [50 + rng.randrange(3)] * (length - cut)
         image = None
+        if self._twins and length > _IMAGE_TOKENS + 3:
+            # One placeholder more than the image has: it may begin at either of two.
+            first = rng.randrange(length - _IMAGE_TOKENS - 2)
+            stop = first + _IMAGE_TOKENS + 1
+            tokens = tokens[:first] + [_PLACEHOLDER] * (stop - first) + tokens[stop:]
+            prompt = Prompt(tuple(tokens), image=_draw_image(rng, first))
+            self._pictured = [*self._pictured[-3:], (prompt, first)]
+            return prompt
         if rng.random() < 0.2 and length > _IMAGE_TOKENS + 2:
             offset = rng.randrange(length - _IMAGE_TOKENS - 1)
             tokens = tokens[:offset] + [_PLACEHOLDER] * _IMAGE_TOKENS + tokens[offset + _IMAGE_TOKENS :]
             image = (offset, _IMAGE_TOKENS, rng.choice(["cat", "dog"]))
         return Prompt(tuple(tokens), rng.choice(["", "", "", "tenant"]), image)
+
+
+def _draw_image(rng: Random, first: int) -> tuple[int, int, str]:
+    """One of four images that the same placeholders may stand for."""
+    return first + rng.randrange(2), _IMAGE_TOKENS, rng.choice(["cat", "dog"])

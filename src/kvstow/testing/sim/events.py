@@ -36,7 +36,7 @@ class Events:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._clients = Clients(world.scenario.seed, world.scenario.documents)
+        self._clients = Clients(world.scenario.seed, world.scenario.documents, twins=world.scenario.twins)
 
     def happen(self, index: int, rng: Random) -> None:
         """Let one event happen."""

@@ -52,6 +52,7 @@ class Scenario(msgspec.Struct, frozen=True):
         faults: rate of each fault that may strike, per event.
         store_faults: rate of each fault of the disk, per operation.
         restarts: whether the engine is stopped in order and started anew now and then.
+        twins: whether prompts are sent that differ in nothing but an image.
     """
 
     seed: int
@@ -70,6 +71,7 @@ class Scenario(msgspec.Struct, frozen=True):
     faults: dict[SimFault, float]
     store_faults: dict[StoreFault, float]
     restarts: bool
+    twins: bool = False
 
     @property
     def is_fault_free(self) -> bool:
@@ -170,6 +172,8 @@ def draw_scenario(seed: int) -> Scenario:
         faults={} if fault_free else _draw_some(rng, FAULT_RATES),
         store_faults={} if fault_free else _draw_some(rng, STORE_FAULT_RATES),
         restarts=rng.random() < 0.5,
+        # Drawn apart: what a seed stood for before there were twins, it stands for now.
+        twins=Random(f"twins {seed}").random() < 0.25,
     )
     if fault_free and rng.random() < 0.6:
         return _roomy(scenario)
