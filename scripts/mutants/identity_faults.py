@@ -180,11 +180,11 @@ STORES = (
         "- self._counted_s >= RECOUNT_PAUSE_S * 1e9:",
     ),
     Mutant(
-        "every put to a full disk recounts all files",
-        "Bounded: a full disk would be walked from end to end for every frame that it has no room for.",
+        "a full disk is recounted every second",
+        "Fast: a full disk with many frames would be walked all the time, for puts that find no room anyway.",
         "stores/disk/share.py",
-        "        self._counted_s = self._root.clock.monotonic_s()\n        if counted_bytes",
-        "        if counted_bytes",
+        "RECOUNT_PAUSE_S = 60.0",
+        "RECOUNT_PAUSE_S = 1.0",
     ),
     Mutant(
         "a recount misses what is put behind it",
@@ -198,7 +198,7 @@ STORES = (
         "Budgets are hard: the first frames of a group that begins in a recount would not be counted.",
         "stores/disk/usage.py",
         "            missed = self._recount.changed - self._recount.listed",
-        "            missed = self._recount.changed & self._recount.listed",
+        "            missed = set[str]()",
     ),
     Mutant(
         "a recount forgets the puts under way",

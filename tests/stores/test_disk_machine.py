@@ -36,6 +36,7 @@ NAMESPACES = (NamespaceDigest(b"\1" * 32), NamespaceDigest(b"\2" * 32))
 NAMES_MAX = 5
 NAMES = st.integers(0, NAMES_MAX - 1)
 VERSIONS = st.integers(0, 2)
+RECOUNT_PAUSE_S = 60.0
 # From one frame to more than both namespaces have; never a whole number of frames.
 BUDGETS = st.integers(1, 12).map(lambda frames: frames * FRAME_BYTES + 100)
 
@@ -112,6 +113,10 @@ class DiskMachine(RuleBasedStateMachine):
     def change_model(self, budget_bytes: int) -> None:
         self.store.close()
         self._open(self._other(), budget_bytes)
+
+    @rule(by_s=st.sampled_from([RECOUNT_PAUSE_S / 2, RECOUNT_PAUSE_S]))
+    def wait(self, by_s: float) -> None:
+        self.clock.advance(by_s)
 
     # ---- what others do to the files -------------------------------------------------------
 
@@ -197,9 +202,9 @@ class DiskMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_used_is_counted_and_within_the_budget(self) -> None:
         on_disk = sum(path.stat().st_size for path in self._frames())
-        # What others do to files is found out at the next start.
+        # What others do to files is found out at the next start, or when there is no room otherwise.
         assert self.store.used_bytes == on_disk + self.drift_bytes
-        assert self.store.used_bytes <= max(self.budget_bytes, self.used_at_open)
+        assert self.store.used_bytes <= max(self.budget_bytes, self.used_at_count)
 
     def teardown(self) -> None:
         self.store.close()
@@ -227,14 +232,21 @@ class DiskMachine(RuleBasedStateMachine):
         self.namespace, self.budget_bytes, self.drift_bytes = namespace, budget_bytes, 0
         while self._used() > budget_bytes and self._evict_other_namespace():
             pass
+        self._note_count()
+
+    def _note_count(self) -> None:
         # Frames in use are the directory's to evict, also those over a budget that has shrunk.
-        self.used_at_open = self._used()
+        self.used_at_count, self.counted_s = self._used(), self.clock.monotonic_s()
 
     def _make_room(self) -> bool:
         """Whether one more frame fits, without the oldest frames of the other namespace."""
         while self._used() + FRAME_BYTES > self.budget_bytes:
-            if not self._evict_other_namespace():
+            if self._evict_other_namespace():
+                continue
+            if self.clock.monotonic_s() - self.counted_s < RECOUNT_PAUSE_S:
                 return False
+            self.drift_bytes = 0
+            self._note_count()
         return True
 
     def _evict_other_namespace(self) -> bool:

@@ -10,9 +10,11 @@ does not look like this is foreign: it is never read nor deleted.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
-from os import DirEntry, scandir
+from os import DirEntry
+from typing import NamedTuple
 
 from kvstow.keys.ids import ChunkId, ChunkRef, NamespaceDigest, Rank
 from kvstow.layout.geometry import GroupId
@@ -24,7 +26,27 @@ _NAMESPACE = re.compile(r"[0-9a-f]{32}")
 _RANK = re.compile(r"r(0|[1-9][0-9]*)")
 _GROUP = re.compile(r"g(0|[1-9][0-9]*)")
 _FAN = re.compile(r"[0-9a-f]{2}")
+_FAN_IN_SHARE = re.compile(rf"/{_GROUP.pattern}/{_FAN.pattern}")
 _FRAME = re.compile(r"(0|[1-9][0-9]*)-([0-9a-f]{64})-([0-9a-f]{64})")
+
+
+class Contents(NamedTuple):
+    """What lies in one folder.
+
+    Attributes:
+        folders: paths.
+        files: frames and foreign files, with their status.
+        drafts: paths of files that are being written, or were when their writer was killed.
+    """
+
+    folders: list[str]
+    files: list[tuple[DirEntry[str], os.stat_result]]
+    drafts: list[str]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the files, without the drafts."""
+        return sum(status.st_size for _, status in self.files)
 
 
 def share_path(root: str, namespace: NamespaceDigest, rank: Rank) -> str:
@@ -52,6 +74,12 @@ def fans_under(share: str) -> Iterator[tuple[str, GroupId]]:
             yield fan.path, GroupId(int(entry.name[1:]))
 
 
+def group_in(folder: str, share: str) -> GroupId | None:
+    """The group whose frames lie in ``folder`` of a share, or None if it has none."""
+    match = _FAN_IN_SHARE.fullmatch(folder.removeprefix(share))
+    return None if match is None else GroupId(int(match[1]))
+
+
 def ref_of(name: str, group: GroupId) -> ChunkRef | None:
     """The reference that a file's name spells, or None for a foreign name."""
     match = _FRAME.fullmatch(name)
@@ -64,10 +92,26 @@ def ref_of(name: str, group: GroupId) -> ChunkRef | None:
 def entries_of(folder: str) -> Iterator[DirEntry[str]]:
     """A folder's entries; none when somebody removed it meanwhile."""
     try:
-        with scandir(folder) as entries:
+        with os.scandir(folder) as entries:
             yield from entries
     except FileNotFoundError:
         return
+
+
+def contents_of(folder: str) -> Contents:
+    """List ``folder``; nothing is there when somebody removed it meanwhile."""
+    contents = Contents([], [], [])
+    for entry in entries_of(folder):
+        if entry.is_dir(follow_symlinks=False):
+            contents.folders.append(entry.path)
+        elif entry.name.startswith(DRAFT_PREFIX):
+            contents.drafts.append(entry.path)
+        else:
+            try:
+                contents.files.append((entry, entry.stat(follow_symlinks=False)))
+            except FileNotFoundError:
+                continue
+    return contents
 
 
 def _folders(parent: str, pattern: re.Pattern[str]) -> Iterator[DirEntry[str]]:

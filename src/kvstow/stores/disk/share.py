@@ -6,17 +6,22 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from os import DirEntry
 
 import msgspec
 
 from kvstow.errors import NoSpaceError
 from kvstow.layout.geometry import GroupId
+from kvstow.stores.base import StoredFrame
 from kvstow.stores.disk.faults import store_error
-from kvstow.stores.disk.names import DRAFT_PREFIX, entries_of, ref_of, shares_under
+from kvstow.stores.disk.inventory import Inventory
+from kvstow.stores.disk.names import Contents, contents_of, group_in, ref_of, shares_under
 from kvstow.stores.disk.root import DiskRoot
+from kvstow.stores.disk.usage import Reservation, Usage
 
 _log = logging.getLogger(__name__)
+
+RECOUNT_PAUSE_S = 60.0
+"""Least time from the end of one count of all files to the start of the next."""
 
 
 class Leftover(msgspec.Struct, frozen=True, order=True):
@@ -30,28 +35,32 @@ class Leftover(msgspec.Struct, frozen=True, order=True):
 class Share:
     """Bytes of one rank under a root, all namespaces together, against a hard budget.
 
-    Any thread may call it. The count is kept under a lock that is never held during I/O.
+    Any thread may call it. Locks, outermost first: the one for making room, which is held while
+    leftovers are deleted and files recounted; a folder's (`naming`), held while names in it
+    change; that of `Usage`, never held during I/O.
     """
 
-    def __init__(self, root: DiskRoot, own_path: str) -> None:
+    def __init__(self, root: DiskRoot, own_path: str, inventory: Inventory) -> None:
         """Take stock of the disk: count every file, remove drafts of dead writers, list leftovers.
 
         Args:
             root: the locked root.
             own_path: the folder of the namespace in use, whose frames are never deleted here.
+            inventory: is told of every frame there.
 
         Raises:
-            OSError: the folder cannot be read, or a leftover not removed.
+            OSError: a folder cannot be read, or a draft not removed.
         """
         self._root = root
-        self._counting = threading.Lock()
+        self._usage = Usage(root.budget_bytes)
+        # By the folder's two digits: the folders that share a lock are few and in different groups.
+        self._naming = {f"{byte:02x}": threading.Lock() for byte in range(256)}
+        self._naming_elsewhere = threading.Lock()
         self._making_room = threading.Lock()
-        self._used_bytes = 0
+        self._recount_failed = False
         self._leftovers: list[Leftover] = []
-        for path, rank in shares_under(root.path):
-            # Ranks that this engine does not have were left by a larger one: each goes to one of us.
-            if rank == root.rank or (rank >= root.world_size and rank % root.world_size == root.rank):
-                self._count(path, own=path == own_path)
+        self._take_stock(own_path, inventory)
+        self._counted_s = root.clock.monotonic_s()
         # Oldest last, to be popped.
         self._leftovers.sort(reverse=True)
         if self._leftovers:
@@ -59,35 +68,46 @@ class Share:
                 "disk root %s rank %d: %d of %d bytes used, %d frames of other namespaces",
                 root.path,
                 root.rank,
-                self._used_bytes,
+                self.used_bytes,
                 root.budget_bytes,
                 len(self._leftovers),
             )
 
     @property
     def used_bytes(self) -> int:
-        """Bytes on disk and bytes promised to writers."""
-        return self._used_bytes
+        """Bytes on disk and bytes reserved for writers."""
+        return self._usage.used_bytes
 
-    def reserve(self, size_bytes: int) -> None:
+    def naming(self, folder: str) -> threading.Lock:
+        """Held by whoever gives or takes a name in ``folder``, until that is counted."""
+        return self._naming.get(folder[-2:], self._naming_elsewhere)
+
+    def reserve(self, size_bytes: int) -> Reservation:
         """Set ``size_bytes`` of the budget aside, deleting other namespaces' frames for it if need be.
+
+        Before there is no space, files are recounted: some may have been deleted by hand.
 
         Raises:
             NoSpaceError: what is left belongs to the namespace in use: evict, or skip the save.
             StoreUnavailableError: another namespace's frame cannot be deleted.
         """
-        if self._take(size_bytes):
-            return
+        reservation = self._usage.reserve(size_bytes)
+        if reservation is not None:
+            return reservation
         # One at a time: a second writer waits for the room that the first is making.
         with self._making_room:
-            while not self._take(size_bytes):
-                if not self._leftovers:
+            while (reservation := self._usage.reserve(size_bytes)) is None:
+                if self._leftovers:
+                    self._delete_oldest()
+                elif self._root.clock.monotonic_s() - self._counted_s >= RECOUNT_PAUSE_S:
+                    self._recount()
+                else:
                     raise NoSpaceError(
-                        f"disk root {self._root.path} rank {self._root.rank}: {self._used_bytes} of "
+                        f"disk root {self._root.path} rank {self._root.rank}: {self.used_bytes} of "
                         f"{self._root.budget_bytes} bytes used, {size_bytes} more wanted; "
                         "evict frames or raise the disk budget"
                     )
-                self._delete_oldest()
+        return reservation
 
     def trim(self) -> None:
         """Delete other namespaces' frames until the budget holds, or none is left.
@@ -96,20 +116,12 @@ class Share:
             StoreUnavailableError: one of them cannot be deleted.
         """
         with self._making_room:
-            while self._leftovers and self._used_bytes > self._root.budget_bytes:
+            while self._leftovers and self.used_bytes > self._root.budget_bytes:
                 self._delete_oldest()
 
-    def give_back(self, size_bytes: int) -> None:
-        """Return bytes that were reserved and not used, or whose file is gone."""
-        with self._counting:
-            self._used_bytes -= size_bytes
-
-    def _take(self, size_bytes: int) -> bool:
-        with self._counting:
-            if self._used_bytes + size_bytes > self._root.budget_bytes:
-                return False
-            self._used_bytes += size_bytes
-            return True
+    def free(self, folder: str, size_bytes: int) -> None:
+        """A file of ``folder`` is gone; the caller holds `naming` of it."""
+        self._usage.free(folder, size_bytes)
 
     def _delete_oldest(self) -> None:
         oldest = self._leftovers[-1]
@@ -120,8 +132,10 @@ class Share:
         except OSError as error:
             raise store_error(error, "delete another namespace's frame", oldest.path) from error
         self._leftovers.pop()
-        self.give_back(oldest.size_bytes)
-        self._prune(os.path.dirname(oldest.path))
+        # The folder's lock would keep a recount away; the one for making room does already.
+        folder = os.path.dirname(oldest.path)
+        self._usage.free(folder, oldest.size_bytes)
+        self._prune(folder)
 
     def _prune(self, folder: str) -> None:
         """Remove ``folder`` and what is above it, as far as it is empty."""
@@ -133,20 +147,80 @@ class Share:
                 return
             folder = os.path.dirname(folder)
 
-    def _count(self, share: str, *, own: bool) -> None:
-        for entry in _files_under(share):
-            if entry.name.startswith(DRAFT_PREFIX):
-                os.unlink(entry.path)
-                continue
-            status = entry.stat(follow_symlinks=False)
-            self._used_bytes += status.st_size
-            if not own and ref_of(entry.name, GroupId(0)) is not None:
-                self._leftovers.append(Leftover(status.st_mtime, status.st_size, entry.path))
+    def _take_stock(self, own_path: str, inventory: Inventory) -> None:
+        self._usage.begin_recount()
+        for share in self._shares():
+            folders = [share]
+            while folders:
+                folder = folders.pop()
+                contents = self._list(folder)
+                folders += contents.folders
+                for draft in contents.drafts:
+                    # The root's lock is ours: its writer is dead.
+                    os.unlink(draft)
+                if share == own_path:
+                    _enter(contents, group_in(folder, share), inventory)
+                else:
+                    self._leftovers += _leftovers(contents)
+        self._usage.end_recount()
+
+    def _recount(self) -> None:
+        """Correct the count by what lies on disk, if it can be read."""
+        counted_bytes = self.used_bytes
+        self._usage.begin_recount()
+        try:
+            folders = list(self._shares())
+            while folders or (folders := self._usage.end_recount()):
+                folders += self._list(folders.pop()).folders
+        except OSError as error:
+            self._usage.abandon_recount()
+            if not self._recount_failed:
+                _log.warning(
+                    "disk root %s rank %d is full and its files cannot be recounted (%s); files that were "
+                    "deleted by hand stay counted: check the device and the rights on the folder; "
+                    "said once for this root",
+                    self._root.path,
+                    self._root.rank,
+                    error,
+                )
+            self._recount_failed = True
+        self._counted_s = self._root.clock.monotonic_s()
+        if counted_bytes != self.used_bytes:
+            _log.info(
+                "disk root %s rank %d: files were recounted: %d bytes used, %d before",
+                self._root.path,
+                self._root.rank,
+                self.used_bytes,
+                counted_bytes,
+            )
+
+    def _shares(self) -> Iterator[str]:
+        """The folders that are this rank's, whatever their namespace."""
+        for path, rank in shares_under(self._root.path):
+            # Ranks that this engine does not have were left by a larger one: each goes to one of us.
+            world_size = self._root.world_size
+            if rank == self._root.rank or (rank >= world_size and rank % world_size == self._root.rank):
+                yield path
+
+    def _list(self, folder: str) -> Contents:
+        """What lies in one folder, and count it."""
+        with self.naming(folder):
+            contents = contents_of(folder)
+            self._usage.listed(folder, contents.size_bytes)
+        return contents
 
 
-def _files_under(folder: str) -> Iterator[DirEntry[str]]:
-    for entry in entries_of(folder):
-        if entry.is_dir(follow_symlinks=False):
-            yield from _files_under(entry.path)
-        else:
-            yield entry
+def _enter(contents: Contents, group: GroupId | None, inventory: Inventory) -> None:
+    """Tell the inventory of a folder's frames, which are of ``group``; None: there are none."""
+    if group is None:
+        return
+    for entry, status in contents.files:
+        ref = ref_of(entry.name, group)
+        if ref is not None:
+            inventory.add(StoredFrame(ref, status.st_size, status.st_mtime))
+
+
+def _leftovers(contents: Contents) -> Iterator[Leftover]:
+    for entry, status in contents.files:
+        if ref_of(entry.name, GroupId(0)) is not None:
+            yield Leftover(status.st_mtime, status.st_size, entry.path)

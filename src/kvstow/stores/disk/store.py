@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from kvstow.errors import StoreError
 from kvstow.keys.ids import ChunkRef, NamespaceDigest
-from kvstow.stores.base import FrameName
+from kvstow.stores.base import FrameName, StoredFrame
 from kvstow.stores.disk.faults import store_error
 from kvstow.stores.disk.files import Draft, make_folders
+from kvstow.stores.disk.inventory import Inventory
 from kvstow.stores.disk.names import frame_path
 from kvstow.stores.disk.reader import DiskReader
 from kvstow.stores.disk.root import DiskRoot
 from kvstow.stores.disk.share import Share
+from kvstow.stores.disk.usage import Reservation
 
 
 class DiskStore(DiskReader):
@@ -44,10 +45,9 @@ class DiskStore(DiskReader):
             StoreUnavailableError: the folder cannot be read, or an old frame not deleted.
         """
         super().__init__(root, namespace, root.rank)
-        # By the chunk's first byte, as the folders: whoever changes a name also counts its bytes.
-        self._naming = [threading.Lock() for _ in range(256)]
+        self._inventory = Inventory()
         try:
-            self._share = Share(root, self._path)
+            self._share = Share(root, self._path, self._inventory)
             self._share.trim()
         except OSError as error:
             root.close()
@@ -68,14 +68,18 @@ class DiskStore(DiskReader):
         """
         self.root.check_open()
         path = frame_path(self._path, name.ref)
-        self._share.reserve(len(frame))
-        unused_bytes = len(frame)
-        try:
-            unused_bytes = self._write(path, name.ref, frame)
-        except OSError as error:
-            raise store_error(error, "put", path, len(frame)) from error
-        finally:
-            self._share.give_back(unused_bytes)
+        with self._share.reserve(len(frame)) as reservation:
+            try:
+                self._write(path, name.ref, frame, reservation)
+            except OSError as error:
+                raise store_error(error, "put", path, len(frame)) from error
+
+    def get_into(self, name: FrameName, target: memoryview) -> bool:
+        """Fill ``target`` or say absent; see `kvstow.stores.base.Store.get_into`."""
+        is_there = super().get_into(name, target)
+        if is_there:
+            self._inventory.touch(name.ref, self.root.clock.wall_s())
+        return is_there
 
     def remove(self, names: Iterable[FrameName]) -> None:
         """Forget frames, all that can be; see `kvstow.stores.base.Store.remove`."""
@@ -84,17 +88,29 @@ class DiskStore(DiskReader):
         for name in names:
             path = frame_path(self._path, name.ref)
             try:
-                with self._naming[name.ref.chunk[0]]:
-                    size_bytes = _size_of(path)
-                    os.unlink(path)
-            except FileNotFoundError:
-                continue
+                self._unlink(path, name.ref)
             except OSError as error:
                 first = first or store_error(error, "remove", path)
-            else:
-                self._share.give_back(size_bytes)
         if first is not None:
             raise first
+
+    def scan(self) -> Iterator[StoredFrame]:
+        """Every frame of this namespace and rank; see `kvstow.stores.base.Store.scan`.
+
+        The first scan reads no folder: it gives what was found at start, with what this store did
+        since. A file that somebody else brought or took since then is seen by later scans.
+
+        Raises:
+            StoreUnavailableError: a folder cannot be read.
+        """
+        self.root.check_open()
+        found = self._inventory.hand_over()
+        if found is None:
+            yield from super().scan()
+            return
+        found.reverse()
+        while found:
+            yield found.pop()
 
     def close(self) -> None:
         """Give up the lock; later calls raise StoreUnavailableError. Idempotent.
@@ -103,15 +119,29 @@ class DiskStore(DiskReader):
         """
         self.root.close()
 
-    def _write(self, path: str, ref: ChunkRef, frame: memoryview) -> int:
-        """Write and publish; the bytes of the file that it replaced, 0 for none."""
-        with self._draft(os.path.dirname(path), frame) as draft, self._naming[ref.chunk[0]]:
+    def _write(self, path: str, ref: ChunkRef, frame: memoryview, reservation: Reservation) -> None:
+        """Write and publish, and count the file in the place of one that it replaced."""
+        folder, touched_s = os.path.dirname(path), self.root.clock.wall_s()
+        with self._draft(folder, frame, touched_s) as draft, self._share.naming(folder):
             replaced_bytes = _size_of(path)
             draft.publish(path)
-        return replaced_bytes
+            reservation.fill(folder, replaced_bytes)
+            self._inventory.add(StoredFrame(ref, len(frame), touched_s))
 
-    def _draft(self, folder: str, frame: memoryview) -> Draft:
-        touched_s = self.root.clock.wall_s()
+    def _unlink(self, path: str, ref: ChunkRef) -> None:
+        """Remove a file, and count it no more."""
+        folder = os.path.dirname(path)
+        with self._share.naming(folder):
+            try:
+                size_bytes = os.stat(path, follow_symlinks=False).st_size
+                os.unlink(path)
+            except FileNotFoundError:
+                # Never stored; or deleted by hand, and then its bytes are the recount's.
+                size_bytes = 0
+            self._share.free(folder, size_bytes)
+            self._inventory.drop(ref)
+
+    def _draft(self, folder: str, frame: memoryview, touched_s: float) -> Draft:
         try:
             return self.root.files.draft(folder, frame, touched_s)
         except FileNotFoundError:
