@@ -26,7 +26,9 @@ class TorchCodec:
     """Copies with ``index_select`` and ``index_copy_``. See `kvstow.codec.base.Codec`.
 
     A region in host memory is read and written in place. On another device a segment goes through
-    one staging tensor of its size, and the call returns when the bytes are there.
+    one staging tensor of its size, and the call returns when the bytes are there. It begins when all that the
+    device was told before has ended: the engine computes on a stream of its own, which those of other
+    threads do not wait for.
 
     Args:
         group: what to move.
@@ -46,6 +48,7 @@ class TorchCodec:
         tensors = [_flat_tensor(region) for region in regions]
         check_segments(group, [tensor.numel() for tensor in tensors])
         bound = [(tensors[segment.region], segment) for segment in group.segments]
+        self._devices = {tensor.device for tensor, _ in bound if tensor.device.type != "cpu"}
         self._byte_views = [
             _view(tensor, segment, group.num_blocks, torch.uint8) for tensor, segment in bound
         ]
@@ -61,6 +64,7 @@ class TorchCodec:
         check_range(self.group, ids)
         if not target.nbytes:
             return
+        self._wait_for_devices()
         index = torch.frombuffer(ids, dtype=torch.int64)
         with _torch_threads(self._threads):
             for view, part in self._parts(target, len(ids)):
@@ -75,6 +79,7 @@ class TorchCodec:
         check_range(self.group, ids, skip_blocks)
         if not source.nbytes or skip_blocks == len(ids):
             return
+        self._wait_for_devices()
         index = torch.frombuffer(ids, dtype=torch.int64)[skip_blocks:]
         with _torch_threads(self._threads):
             for view, part in self._parts(source, len(ids)):
@@ -82,6 +87,11 @@ class TorchCodec:
                 if view.device.type != "cpu":
                     # The caller owns `source` again once this returns.
                     torch.accelerator.synchronize(view.device)
+
+    def _wait_for_devices(self) -> None:
+        """Return when nothing that was told to a device before still writes or reads there."""
+        for device in self._devices:
+            torch.accelerator.synchronize(device)
 
     def _parts(self, payload: memoryview, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Each segment's view, and its share of the payload in the same shape: [count, elements]."""

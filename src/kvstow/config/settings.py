@@ -218,8 +218,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _Given | None,
         Meta(
             description=(
-                "Stands in for the digest of the weight files where they cannot be read (remote or dummy "
-                "weights). Any text; change it whenever the weights change, or wrong bytes will be shared."
+                "Stands in for the digest of the weight files, a draft model's too, where they cannot be "
+                "read (remote or dummy weights). Any text; change it whenever the weights change, or wrong "
+                "bytes will be shared."
             )
         ),
     ] = None

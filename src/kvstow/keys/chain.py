@@ -63,6 +63,7 @@ class Extras(msgspec.Struct, frozen=True):
         cache_salt: keeps tenants apart, or "".
         embeds_digest: digest of prompt embeddings that stand in for tokens, or b"".
         media: media of the prompt, in any order.
+        era: told apart from what was saved before caches were reset, or b"".
     """
 
     lora_name: str = ""
@@ -70,6 +71,7 @@ class Extras(msgspec.Struct, frozen=True):
     cache_salt: str = ""
     embeds_digest: bytes = b""
     media: tuple[Media, ...] = ()
+    era: bytes = b""
 
     def __post_init__(self) -> None:
         if bool(self.lora_name) != bool(self.lora_digest):
@@ -176,13 +178,14 @@ class EngineChain:
         ids: one id per full chunk; changes in place. Read only.
     """
 
-    def __init__(self, hashes_per_chunk: int, lora_digest: bytes | None = None) -> None:
+    def __init__(self, hashes_per_chunk: int, lora_digest: bytes | None = None, era: bytes = b"") -> None:
         """Start empty.
 
         Args:
             hashes_per_chunk: chunk tokens / tokens per engine hash. The hash unit may be smaller
                 or larger than a block; a chunk is a whole number of units.
             lora_digest: content digest of the request's adapter; None without one.
+            era: as `Extras.era`.
         """
         if hashes_per_chunk < 1:
             raise ValueError(f"hashes_per_chunk={hashes_per_chunk}: a chunk is at least one hash unit")
@@ -192,6 +195,8 @@ class EngineChain:
         self._ends: list[bytes] = []
         self._hashes_per_chunk = hashes_per_chunk
         self._head = _ENGINE_DOMAIN + frame(_number(hashes_per_chunk)) + frame(lora_digest or b"")
+        if era:
+            self._head += frame(era)
 
     def follow(self, hashes: Sequence[bytes]) -> list[ChunkId]:
         """Bring ``ids`` up to date with all of a request's hashes.
@@ -289,4 +294,6 @@ def _encode_request_extras(extras: Extras) -> bytes:
         items += _item(b"salt", _text(extras.cache_salt))
     if extras.embeds_digest:
         items += _item(b"embeds", extras.embeds_digest)
+    if extras.era:
+        items += _item(b"era", extras.era)
     return items

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.v1.kv_cache_interface import MambaSpec
 
 from kvstow.adapters.vllm.setup import group_kind, group_specs, layer_spec, window_tokens_of
 from kvstow.errors import LayoutError
@@ -57,7 +58,7 @@ def engine_layout(
                 kind=group_kind(kv_cache_config, index),
                 block_tokens=spec.kv_cache_spec.block_size,
                 num_blocks=kv_cache_config.num_blocks,
-                dtype=views[0].dtype,
+                dtype=_element_type(group_specs(kv_cache_config)[index], views),
                 segments=segments,
                 window_tokens=window_tokens_of(group_specs(kv_cache_config)[index]),
             )
@@ -152,6 +153,18 @@ def _view(
         block_axis=0 if is_first else None,
         page_bytes=page_bytes,
     )
+
+
+def _element_type(spec: Any, views: Sequence[TensorView]) -> str:
+    """Of a group, by name; on every rank the same."""
+    if isinstance(spec, MambaSpec):
+        # Registered as bytes, in which the parts of a state lie one behind the other: half of one type is as
+        # long as half of another.
+        return " ".join(
+            f"{dtype}{list(shape)}" for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)
+        )
+    # A pipeline stage may have no layer of a group.
+    return views[0].dtype if views else str(spec.dtype).removeprefix("torch.")
 
 
 def _page_bytes(group: KVCacheGroupSpec, name: str) -> int | None:

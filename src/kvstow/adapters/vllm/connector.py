@@ -17,7 +17,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from kvstow.adapters.vllm.compat import adapter_identity_of, check_version, log_with_vllm
 from kvstow.adapters.vllm.scheduler import SchedulerHalf
-from kvstow.adapters.vllm.setup import check_engine, hash_tokens_of, keep_images, read_settings, rules_of
+from kvstow.adapters.vllm.setup import (
+    check_engine,
+    hash_tokens_of,
+    keep_images,
+    read_settings,
+    recomputes_last,
+    rules_of,
+)
 from kvstow.adapters.vllm.stats import StatsFeed, StowPromMetrics, StowStats
 from kvstow.adapters.vllm.transport import StowHandshake, StowMetadata, StowWorkerMetadata
 from kvstow.adapters.vllm.worker import WorkerHalf
@@ -70,6 +77,7 @@ class StowConnector(KVConnectorBase_V1, SupportsHMA):
                 rules_of(kv_cache_config, settings.chunk_tokens),
                 hash_tokens_of(vllm_config, kv_cache_config),
                 adapter_identity_of(vllm_config),
+                recomputes_last(vllm_config, kv_cache_config),
             )
             self._scheduler_half = half
             self._stats = StatsFeed(half.recorder)
@@ -174,8 +182,8 @@ class StowConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler.worker_output(connector_output)
 
     def reset_cache(self) -> bool | None:
-        """Forget everything that is not in use; for vLLM's reset of the connector's cache."""
-        return self._scheduler.planner.forget_all()
+        """Forget everything; for vLLM's reset of the connector's cache."""
+        return self._scheduler.forget()
 
     def has_pending_block_frees(self) -> bool:
         return self._scheduler.planner.holds_blocks

@@ -6,6 +6,7 @@ Read in the worker, after the model was loaded. What cannot be read is an error,
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from kvstow.keys.weights import given_weights_digest, weights_digest
 from kvstow.stores.framing import VERSION
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
 
 
 def namespace_parts(
@@ -63,8 +64,8 @@ def namespace_parts(
         attention_backend=backends,
         device=_device(),
         # With dtype as a name: JSON knows no torch types.
-        model_config=_plain(model.hf_config.to_dict()),
-        speculative=_speculative(vllm_config),
+        model_config=_plain({"hf": model.hf_config.to_dict(), "vllm": _options(model)}),
+        speculative=_speculative(vllm_config, settings),
         quantization=_quantization(vllm_config),
         tag=settings.namespace,
     )
@@ -85,10 +86,10 @@ def _weights(vllm_config: VllmConfig, settings: Settings) -> bytes:
             f"load_format={load_format!r}: there are no weight files to identify; set weights_digest in "
             "kv_connector_extra_config to a text that changes whenever the weights do"
         )
-    return weights_digest(_weights_folder(model.model, model.revision))
+    return weights_digest(_weights_folder(model.model, model.revision, vllm_config.load_config.download_dir))
 
 
-def _weights_folder(model: str, revision: str | None) -> Path:
+def _weights_folder(model: str, revision: str | None, download_dir: str | None) -> Path:
     if Path(model).exists():
         return Path(model)
     from huggingface_hub import snapshot_download
@@ -96,10 +97,13 @@ def _weights_folder(model: str, revision: str | None) -> Path:
 
     try:
         # The model is loaded by now, so its files are here; never fetch anything for a name.
-        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+        return Path(
+            snapshot_download(model, revision=revision, cache_dir=download_dir, local_files_only=True)
+        )
     except (LocalEntryNotFoundError, HfHubHTTPError, ValueError, OSError) as error:
         raise ConfigError(
-            f"model={model!r}: its weight files are neither a folder nor in the local hub cache ({error}); "
+            f"model={model!r}: its weight files are neither a folder nor in the local hub cache "
+            f"(download_dir={download_dir!r}; {error}); "
             "set weights_digest in kv_connector_extra_config to a text that changes whenever they do"
         ) from error
 
@@ -116,25 +120,43 @@ def _device() -> str:
     return "cpu " + " ".join(abilities)
 
 
-def _speculative(vllm_config: VllmConfig) -> Mapping[str, object] | None:
+def _speculative(vllm_config: VllmConfig, settings: Settings) -> Mapping[str, object] | None:
     speculative = vllm_config.speculative_config
     if speculative is None:
         return None
     draft = speculative.draft_model_config
     named = draft.model if draft is not None else None
+    weights = ""
+    if draft is not None and settings.weights_digest is None:
+        load = speculative.draft_load_config or vllm_config.load_config
+        weights = weights_digest(_weights_folder(draft.model, draft.revision, load.download_dir)).hex()
     return {
         "method": str(speculative.method),
         "model": str(named),
         "num_speculative_tokens": speculative.num_speculative_tokens,
         # A draft model that shares the block table writes KV of its own into it.
-        "weights": "" if named is None else weights_digest(_weights_folder(named, draft.revision)).hex(),
+        "weights": weights,
     }
 
 
 def _quantization(vllm_config: VllmConfig) -> Mapping[str, object] | None:
-    if vllm_config.model_config.quantization is None:
+    model = vllm_config.model_config
+    if model.quantization is None:
         return None
-    return {"method": str(vllm_config.model_config.quantization)}
+    # For methods that quantise while they load, this says how.
+    return {"method": str(model.quantization), "config": repr(getattr(model, "quantization_config", None))}
+
+
+def _options(model: ModelConfig) -> Mapping[str, object]:
+    """What vLLM is told of a model beside its configuration, and what changes the bytes."""
+    media = model.multimodal_config
+    return {
+        # LongRoPE turns keys by one set of factors or another, as this is long. Of what was asked for: what
+        # is made of it follows from the configuration, or from the memory after the model was made.
+        "max_model_len": model.original_max_model_len,
+        # Hashes of images cover what a request says of this, and not what the engine was started with.
+        "mm_processor_kwargs": media and media.mm_processor_kwargs,
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -145,7 +167,8 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, set | frozenset):
         return sorted(_plain(item) for item in value)
-    if isinstance(value, torch.dtype):
+    # Mamba 2 and its kin bound a time step by infinity, for which JSON has no number.
+    if isinstance(value, torch.dtype) or (isinstance(value, float) and not math.isfinite(value)):
         return str(value)
     if isinstance(value, enum.Enum):
         return _plain(value.value)

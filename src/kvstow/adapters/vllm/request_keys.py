@@ -21,15 +21,18 @@ class RequestKeys:
         chunk_tokens: tokens per chunk.
         hash_tokens: tokens that one engine hash covers, or 0 to hash tokens here.
         adapter_digest: content of the request's LoRA adapter, or b"".
+        era: as `kvstow.keys.chain.Extras.era`.
     """
 
-    def __init__(self, request: Request, chunk_tokens: int, hash_tokens: int, adapter_digest: bytes) -> None:
+    def __init__(
+        self, request: Request, chunk_tokens: int, hash_tokens: int, adapter_digest: bytes, era: bytes
+    ) -> None:
         self._engine: EngineChain | None = None
         self._tokens: TokenChain | None = None
         if hash_tokens:
-            self._engine = EngineChain(chunk_tokens // hash_tokens, adapter_digest or None)
+            self._engine = EngineChain(chunk_tokens // hash_tokens, adapter_digest or None, era)
         else:
-            self._tokens = TokenChain(chunk_tokens, _extras(request, adapter_digest))
+            self._tokens = TokenChain(chunk_tokens, _extras(request, adapter_digest, era))
 
     def update(self, request: Request) -> Sequence[ChunkId]:
         """The ids of all whole chunks of the request's known tokens; costs what is new."""
@@ -42,7 +45,7 @@ class RequestKeys:
         return self._tokens.ids
 
 
-def _extras(request: Request, adapter_digest: bytes) -> Extras:
+def _extras(request: Request, adapter_digest: bytes, era: bytes) -> Extras:
     lora = request.lora_request
     embeds = request.prompt_embeds
     return Extras(
@@ -54,6 +57,7 @@ def _extras(request: Request, adapter_digest: bytes) -> Extras:
             Media(feature.mm_position.offset, feature.mm_position.length, feature.identifier)
             for feature in request.mm_features or ()
         ),
+        era=era,
     )
 
 

@@ -6,6 +6,7 @@ Runs in the engine-core process, on its thread. Does no I/O.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -25,13 +26,14 @@ from kvstow.adapters.vllm.request_keys import RequestKeys
 from kvstow.adapters.vllm.transport import StowHandshake, StowMetadata, StowWorkerMetadata
 from kvstow.clock import SystemClock
 from kvstow.config.settings import Settings
+from kvstow.keys.digest import DIGEST_BYTES
 from kvstow.layout.geometry import NO_BLOCK, BlockId, GroupId, GroupKind
 from kvstow.layout.resume import ResumeRule
 from kvstow.lifecycle.limits import BlockTables, PlannerLimits
 from kvstow.lifecycle.messages import ImageOffer, RequestId
 from kvstow.lifecycle.planner import Planner
-from kvstow.lifecycle.requests import Lookup
-from kvstow.metrics import Metric, Recorder
+from kvstow.lifecycle.requests import Lookup, Phase
+from kvstow.metrics import Metric, OnceLogger, Recorder
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -46,13 +48,14 @@ logger = logging.getLogger(__name__)
 class _Known:
     """A live request and its chunk ids, once they can be made."""
 
-    __slots__ = ("adapter", "computed", "keys", "request")
+    __slots__ = ("adapter", "computed", "is_stale", "keys", "request")
 
     def __init__(self, request: Request, adapter: AdapterCheck | None) -> None:
         self.request = request
         self.adapter = adapter
         self.keys: RequestKeys | None = None
         self.computed: int | None = None  # the engine's own hit, until the lookup is counted
+        self.is_stale = False  # what it has computed is older than the last reset
 
 
 class SchedulerHalf:
@@ -63,6 +66,8 @@ class SchedulerHalf:
         rules: what a resume needs, by group.
         hash_tokens: tokens that one of the engine's block hashes covers.
         adapter_identity: by what the engine's own caches tell LoRA adapters apart.
+        recomputes_last: whether the last token of a hit is left to compute: a draft's entry for it is made
+            from the token after it, which the hit's chunks do not name.
     """
 
     def __init__(
@@ -71,10 +76,12 @@ class SchedulerHalf:
         rules: tuple[ResumeRule, ...],
         hash_tokens: int,
         adapter_identity: AdapterIdentity,
+        recomputes_last: bool = False,
     ) -> None:
         self._settings = settings
         self._hash_tokens = hash_tokens
         self._adapter_identity = adapter_identity
+        self._left = 1 if recomputes_last else 0
         self.recorder = Recorder()
         limits = PlannerLimits(
             chunk_tokens=settings.chunk_tokens,
@@ -90,10 +97,12 @@ class SchedulerHalf:
         )
         clock = SystemClock()
         self.planner = Planner(limits, clock, self.recorder)
+        self._failures = OnceLogger(logger, clock)
         self._known: dict[str, _Known] = {}
         self._adapters = AdapterDigests(clock, settings.load_timeout_s)
         self._cache_manager: KVCacheManager | None = None
         self._use_engine_hashes: bool | None = None
+        self._era = b""
         # What a chunk takes on all ranks together, by group.
         self._arena_frame_bytes: list[int] = []
         self._disk_frame_bytes: list[int] = []
@@ -152,17 +161,23 @@ class SchedulerHalf:
         if match.lookup is Lookup.PENDING:
             return None, False
         known.computed = computed
-        return match.tokens, match.lookup is Lookup.HIT
+        # All of the chunk is loaded; what the engine computes again it writes where that lies.
+        return max(0, match.tokens - self._left), match.lookup is Lookup.HIT
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, external: int) -> None:
         """The engine gave the request blocks and expects ``external`` tokens to be loaded."""
         self._count_lookup(request, external)
         tables = self._tables(blocks.get_block_ids()) if external else ()
-        self.planner.allocated(RequestId(request.request_id), tables, external)
+        self.planner.allocated(RequestId(request.request_id), tables, external and external + self._left)
 
     def hit_sources(self, request: Request, external: int) -> dict[CacheHitSource, int]:
         """Which tier the promised tokens come from."""
-        return hit_sources(self.planner.promised_by_tier(RequestId(request.request_id)), external)
+        tokens = self.planner.promised_by_tier(RequestId(request.request_id))
+        left = self._left
+        for tier, count in tokens.items():
+            tokens[tier] = max(0, count - left)
+            left -= count - tokens[tier]
+        return hit_sources(tokens, external)
 
     def build_metadata(self, output: SchedulerOutput) -> StowMetadata:
         """Note what the step means for saves, and take the planner's orders."""
@@ -189,10 +204,25 @@ class SchedulerHalf:
 
     def finished(self, request: Request, blocks: tuple[list[int], ...]) -> bool:
         """The request ended; whether its blocks must wait for a save."""
+        self._note_error(request)
         known = self._known.pop(request.request_id, None)
         if known is not None and blocks:
             self._note_progress(known, lambda: self._tables(blocks))
         return self.planner.finished(RequestId(request.request_id))
+
+    def forget(self) -> bool:
+        """Find nothing again that was saved until now; whether no copy out of blocks is in flight.
+
+        vLLM asks for it when weights were changed in place, too, and tells nobody. So from here on chunks
+        have names of their own: what is in flight cannot be hit, and a later start, with the weights
+        that the files hold, does not find what these have computed.
+        """
+        self._era = secrets.token_bytes(DIGEST_BYTES)
+        for known in self._known.values():
+            known.is_stale = known.request.num_computed_tokens > 0
+            known.keys = None
+        self.planner.forget_all()
+        return not self.planner.saves_in_flight
 
     def shutdown(self) -> None:
         """End what runs beside the scheduler's thread."""
@@ -209,6 +239,17 @@ class SchedulerHalf:
         self.recorder.gauge(Metric.DISK_USED_BYTES, disk)
 
     # ---- inside ------------------------------------------------------------------------
+
+    def _note_error(self, request: Request) -> None:
+        """Say so where a load that failed has become an error to the client."""
+        phase = self.planner.phase_of(RequestId(request.request_id))
+        if request.status is RequestStatus.FINISHED_ERROR and phase in (Phase.LOADING, Phase.FAILED):
+            self._failures.error(
+                "kv_load_failure_policy",
+                f"request {request.request_id} failed and could recompute: kv_load_failure_policy='fail' "
+                "holds, set by what is around this connector; set it to 'recompute' in --kv-transfer-config, "
+                "beside MultiConnector",
+            )
 
     def _count_lookup(self, request: Request, external: int) -> None:
         """Count a lookup when the engine admits the request: until then it is only polled."""
@@ -283,7 +324,8 @@ class SchedulerHalf:
         return known.adapter is None or known.adapter.state is not AdapterState.UNUSABLE
 
     def _may_save(self, known: _Known) -> bool:
-        return self._is_cacheable(known) and not (known.adapter is not None and known.adapter.is_replaced)
+        is_replaced = known.adapter is not None and known.adapter.is_replaced
+        return self._is_cacheable(known) and not is_replaced and not known.is_stale
 
     def _keys(self, known: _Known) -> RequestKeys | None:
         """The request's chunk ids, or None while its adapter is being read."""
@@ -302,6 +344,7 @@ class SchedulerHalf:
             chunk_tokens=self._settings.chunk_tokens,
             hash_tokens=self._hash_tokens if self._use_engine_hashes else 0,
             adapter_digest=digest,
+            era=self._era,
         )
         return known.keys
 

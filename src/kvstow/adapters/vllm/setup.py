@@ -58,11 +58,20 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settin
             f"kv_role={transfer.kv_role!r}: a cache reads and writes, use 'kv_both'; to do only one of "
             "them set role='save' or role='load' in kv_connector_extra_config"
         )
+    parallel = vllm_config.parallel_config
+    for key in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(parallel, key) > 1:
+            # A block then holds more tokens than its size says, and ranks hold other tokens.
+            raise ConfigError(
+                f"{key}={getattr(parallel, key)} is not supported; use 1, or run without the connector"
+            )
     if transfer.kv_load_failure_policy != "recompute":
         # vLLM reads this after it has made the connector. With "fail", a bad disk block would
         # be an error to the client; a cache must only ever cost a recompute.
         logger.info(
-            "kvstow: kv_load_failure_policy set from %r to 'recompute'", transfer.kv_load_failure_policy
+            "kvstow: kv_load_failure_policy set from %r to 'recompute' (below another connector, such as "
+            "MultiConnector, set it beside that one: kvstow cannot)",
+            transfer.kv_load_failure_policy,
         )
         transfer.kv_load_failure_policy = "recompute"
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
@@ -70,6 +79,15 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settin
         raise ConfigError(
             f"prefix_caching_hash_algo={algorithm!r} differs from process to process; "
             f"use --prefix-caching-hash-algo {STABLE_HASHES[0]} or {STABLE_HASHES[1]}"
+        )
+    media = vllm_config.model_config.multimodal_config
+    if media is not None and not (
+        media.mm_processor_cache_gb or vllm_config.cache_config.enable_prefix_caching
+    ):
+        raise ConfigError(
+            f"mm_processor_cache_gb={media.mm_processor_cache_gb:g} without prefix caching: vLLM "
+            "numbers images instead of hashing them, and the next start gives the same numbers to others; "
+            "use --mm-processor-cache-gb 1, or --enable-prefix-caching"
         )
     for group in state_groups(kv_cache_config):
         _check_state(group_specs(kv_cache_config)[group], group)
@@ -216,6 +234,13 @@ def hash_tokens_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> i
     """Tokens that one of the request's block hashes covers."""
     resolved = resolved_hash_tokens(vllm_config, kv_cache_config)
     return resolved or math.gcd(*block_tokens_of(kv_cache_config))
+
+
+def recomputes_last(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> bool:
+    """Whether a draft's layers look one token ahead (EAGLE, MTP), and a hit may end inside a block."""
+    drafts = vllm_config.speculative_config
+    kinds = {group_kind(kv_cache_config, group) for group in range(len(kv_cache_config.kv_cache_groups))}
+    return drafts is not None and drafts.use_eagle() and kinds == {GroupKind.PAGED}
 
 
 def group_kind(kv_cache_config: KVCacheConfig, group: int) -> GroupKind:
