@@ -23,14 +23,17 @@ COLUMNS = (
     "bit-exact against",
     "tokens restored",
     "two at once",
+    "another ending",
     "TP=2",
     "remarks",
 )
+# Text models run without torchvision.
+TORCHVISION = str(Path(sys.prefix) / "vision")
 RUNS = {
     "text": ("tests/vllm/test_models.py", ""),
-    # Text models run without torchvision.
-    "vision": ("tests/vllm/vision/test_vision_models.py", str(Path(sys.prefix) / "vision")),
+    "vision": ("tests/vllm/vision/test_vision_models.py", TORCHVISION),
     "tensor_parallel": ("tests/vllm_processes/test_models_tensor_parallel.py", ""),
+    "vision_tensor_parallel": ("tests/vllm_processes/vision/test_vision_tensor_parallel.py", TORCHVISION),
 }
 """By report: tests, and what is put into their path."""
 

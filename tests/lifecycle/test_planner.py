@@ -482,23 +482,7 @@ def test_a_disk_that_does_not_write_does_not_keep_an_idle_engine_awake() -> None
     bench = Bench(hello(slots=8, disk_frames=8), pending_writes_max=2, load_timeout_s=10.0)
     ids = chunk_ids("p", 4)
     bench.planner.progress(A, ids, 4 * CHUNK, lambda: bench.tables(4 * CHUNK))
-    order = bench.planner.step()
-    bench.tell(saves=tuple(SaveReport(save.job) for save in order.saves))
+    bench.planner.step()
     assert bench.planner.wants_steps
     bench.clock.advance(10.5)
     assert not bench.planner.wants_steps
-
-
-def test_an_idle_engine_is_asked_for_steps_until_it_has_heard_of_every_write() -> None:
-    bench = Bench(hello(slots=8, disk_frames=8), load_timeout_s=10.0)
-    ids = chunk_ids("p", 2)
-    bench.clock.advance(60.0)
-    bench.planner.progress(A, ids, 2 * CHUNK, lambda: bench.tables(2 * CHUNK))
-    order = bench.planner.step()
-    bench.tell(saves=tuple(SaveReport(save.job) for save in order.saves))
-    assert not bench.planner.forget_all()
-    assert bench.planner.wants_steps
-    writes = [item.write for save in order.saves for item in save.items]
-    bench.tell(writes=tuple(WriteReport(job, stored=True) for job in writes))
-    assert not bench.planner.wants_steps
-    assert bench.planner.forget_all()

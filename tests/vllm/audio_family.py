@@ -72,16 +72,24 @@ def make_qwen2_audio(folder: Path) -> Path:
     return folder
 
 
-def about_a_sound(seed: int, length: int) -> dict[str, Any]:
-    """``length`` tokens of text with a second of noise in their middle."""
-    before, after = prompt(length // 2, seed), prompt(length - length // 2, seed + 1000)
-    return asked([*before, START, AUDIO, END, *after], [sound(seed)])
+def about_a_sound(length: int) -> dict[str, Any]:
+    """How a `Family` asks: ``length`` tokens of text with a second of noise in their middle."""
+
+    def asking(seed: int, noise: int) -> dict[str, Any]:
+        before, after = prompt(length // 2, seed), prompt(length - length // 2, seed + 1000)
+        return asked([*before, START, AUDIO, END, *after], [sound(noise)])
+
+    return {
+        "prompt": lambda seed: asking(seed, noise=seed),
+        "look_alike": lambda seed: asking(seed, noise=seed + 1000),
+        "before_media": length // 2 + 1,
+    }
 
 
 QWEN2_AUDIO = Family(
     "Qwen2-Audio",
     make_qwen2_audio,
-    prompt=lambda seed: about_a_sound(seed, 443),
+    **about_a_sound(443),
     options=OPTIONS,
     remark=f"a sound of {TOKENS_PER_S} tokens in the middle",
 )

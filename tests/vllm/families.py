@@ -5,6 +5,7 @@ Those that look at images, and those that do not import without torchvision, are
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,22 @@ from tiny import VOCABULARY
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    FalconH1Config,
+    FalconH1ForCausalLM,
+    Gemma3nForCausalLM,
+    Gemma3nTextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
+    Mamba2Config,
+    Mamba2ForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
     Qwen3NextConfig,
@@ -57,6 +68,8 @@ SEVERAL_GROUPS: dict[str, Any] = {"num_gpu_blocks_override": 300}
 LATENT: dict[str, Any] = {"block_size": 16, "num_gpu_blocks_override": 120}
 RECURRENT: dict[str, Any] = SEVERAL_GROUPS | {"enable_prefix_caching": True, "mamba_cache_mode": "align"}
 GATED_DELTA_OPTIONS: dict[str, Any] = RECURRENT | {"dtype": "bfloat16"}
+MAMBA2: dict[str, Any] = RECURRENT | {"max_num_batched_tokens": 32}
+"""A step of one block: the CPU's kernel gives the state at the end of a step only."""
 GATED_DELTA_BLOCK = 288
 """To which vLLM raises the block size, so that a page of attention is as large as a state."""
 
@@ -78,6 +91,8 @@ class Family:
         kinds: of its groups, each once.
         prompt: by seed. Its last block boundary that leaves a token is a chunk boundary too, so that
             the engine's own hit and a reload are the same long.
+        look_alike: by seed: the text of ``prompt`` about another image or sound; None if it is about none.
+        before_media: tokens of the text before that.
         options: vLLM's.
         chunk_tokens: kvstow's.
         has_own_cache: whether vLLM keeps prefixes of it on a CPU.
@@ -88,6 +103,8 @@ class Family:
     make: Callable[[Path], Path]
     kinds: tuple[str, ...] = (PAGED,)
     prompt: Callable[[int], dict[str, Any]] = field(default=text(470))
+    look_alike: Callable[[int], dict[str, Any]] | None = None
+    before_media: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     chunk_tokens: int = CHUNK
     has_own_cache: bool = True
@@ -195,6 +212,95 @@ def make_lfm2(folder: Path) -> Path:
     return saved(Lfm2ForCausalLM, config, folder)
 
 
+def make_mamba2(folder: Path) -> Path:
+    """Recurrent layers only."""
+    config = Mamba2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_heads=4,
+        head_dim=32,
+        state_size=16,
+        n_groups=1,
+        chunk_size=32,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    return saved(Mamba2ForCausalLM, config, folder)
+
+
+def make_falcon_h1(folder: Path) -> Path:
+    """Full attention and Mamba 2 side by side in every layer."""
+    config = FalconH1Config(
+        **COMMON,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        head_dim=32,
+        mamba_d_ssm=128,
+        mamba_n_heads=4,
+        mamba_d_state=16,
+        mamba_chunk_size=32,
+    )
+    return saved(FalconH1ForCausalLM, config, folder)
+
+
+def make_gemma3n(folder: Path) -> Path:
+    """The upper five of ten layers have no keys and values: they look at those of the lower ones."""
+    config = Gemma3nTextConfig(
+        **COMMON,
+        intermediate_size=128,
+        num_hidden_layers=10,
+        head_dim=32,
+        sliding_window=64,
+        layer_types=(["sliding_attention"] * 4 + ["full_attention"]) * 2,
+        num_kv_shared_layers=5,
+        vocab_size_per_layer_input=VOCABULARY,
+        hidden_size_per_layer_input=32,
+        laurel_rank=16,
+        altup_num_inputs=2,
+    )
+    return saved(Gemma3nForCausalLM, config, folder)
+
+
+def make_gemma4(folder: Path) -> Path:
+    """Heads of layers with full attention are twice as large as those of layers with a window."""
+    config = Gemma4TextConfig(
+        **COMMON,
+        intermediate_size=128,
+        num_hidden_layers=6,
+        head_dim=32,
+        global_head_dim=64,
+        sliding_window=64,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        vocab_size_per_layer_input=VOCABULARY,
+        hidden_size_per_layer_input=0,
+    )
+    return saved(Gemma4ForCausalLM, config, folder)
+
+
+def make_mistral(folder: Path) -> Path:
+    """Every layer sees a window only; it is not a whole number of blocks."""
+    config = MistralConfig(
+        **COMMON, intermediate_size=128, num_hidden_layers=3, head_dim=32, sliding_window=80
+    )
+    return saved(MistralForCausalLM, config, folder)
+
+
+def make_pangu(folder: Path) -> Path:
+    """Windows of two sizes, and full attention in every third layer."""
+    tiny.make_llama(folder, layers=6)
+    file = folder / "config.json"
+    # transformers does not have this one. Its weights have the names and shapes of Llama's.
+    config = json.loads(file.read_text()) | {
+        "architectures": ["PanguEmbeddedForCausalLM"],
+        "bias": False,
+        "interleaved_sliding_window": [64, 160, None],
+    }
+    file.write_text(json.dumps(config))
+    return folder
+
+
 LLAMA = Family("Llama", tiny.make_llama)
 GEMMA = Family("Gemma 3 text", tiny.make_gemma, kinds=(WINDOW, PAGED), options=SEVERAL_GROUPS)
 DEEPSEEK_V2 = Family(
@@ -239,5 +345,49 @@ LONG = (
         options=RECURRENT,
         chunk_tokens=32,
         remark="short convolutions",
+    ),
+    Family(
+        "Mamba 2",
+        make_mamba2,
+        kinds=(STATE,),
+        options=MAMBA2,
+        chunk_tokens=32,
+        remark="no attention; steps of 32 tokens",
+    ),
+    Family(
+        "Falcon-H1",
+        make_falcon_h1,
+        kinds=(STATE, PAGED),
+        options=MAMBA2,
+        chunk_tokens=32,
+        remark="attention and Mamba 2 in every layer; steps of 32 tokens",
+    ),
+    Family(
+        "Gemma 3n text",
+        make_gemma3n,
+        kinds=(WINDOW, PAGED),
+        options=SEVERAL_GROUPS,
+        remark="half of the layers look at another layer's keys and values",
+    ),
+    Family(
+        "Gemma 4 text",
+        make_gemma4,
+        kinds=(WINDOW, PAGED),
+        options=SEVERAL_GROUPS,
+        remark="heads of two sizes: blocks of 64 tokens for windows, of 32 for the rest",
+    ),
+    Family(
+        "Gemma 4 text, one group",
+        make_gemma4,
+        options=SEVERAL_GROUPS | {"disable_hybrid_kv_cache_manager": True},
+        remark="the same without vLLM's hybrid cache manager: pages of two sizes in a group",
+    ),
+    Family("Mistral", make_mistral, kinds=(WINDOW,), remark="windows in every layer"),
+    Family(
+        "openPangu Embedded",
+        make_pangu,
+        kinds=(WINDOW, PAGED),
+        options=SEVERAL_GROUPS,
+        remark="windows of two sizes",
     ),
 )

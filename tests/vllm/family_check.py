@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from families import Family
-from inprocess import Answer, Engine, running
+from families import STATE, Family
+from inprocess import Answer, Engine, prompt, running
 
 from kvstow.adapters.vllm.setup import rules_of
 
@@ -85,6 +85,7 @@ def check_family(family: Family, folder: Path, note: Note) -> None:
         check.cold_and_own_hit(engine)
         check.reload(engine, "arena")
         check.two_at_once(engine)
+        check.another_ending(engine)
         engine.expect_baseline()
     with running(model, stow, **options) as engine:
         check.reload(engine, "disk")
@@ -102,6 +103,8 @@ class _Check:
         # Whether the oracles' tails were computed from the boundary where a reload begins. A cold run's
         # was not, and latent attention sums in another order then; after one reload there is a better one.
         self._is_same_tail = family.has_own_cache
+        # Whether an answer after a hit has the log-probabilities of one that was computed from the start.
+        self._is_cold_exact = False
 
     def groups(self, engine: Engine) -> None:
         """The kinds are the ones that the family is here for."""
@@ -133,6 +136,7 @@ class _Check:
                 self._expect_answer(own, cold.answer, "tokens")
                 says_the_same &= own.answer.logprobs == cold.answer.logprobs
                 self._oracles[seed] = own
+        self._is_cold_exact = self._family.has_own_cache and says_the_same
         if not self._family.has_own_cache:
             equal = "no own hit"
         else:
@@ -173,6 +177,24 @@ class _Check:
             assert cold.answer.cached == 0
             self._expect_answer(seen, cold.answer, "tokens")
         self._note("two at once", "KV bytes, tokens")
+
+    def another_ending(self, engine: Engine) -> None:
+        """A stored prompt whose last quarter is another: what both begin with does not depend on it."""
+        content = self._family.prompt(1)
+        tokens = content["prompt_token_ids"]
+        kept = 3 * len(tokens) // 4
+        content |= {"prompt_token_ids": [*tokens[:kept], *prompt(len(tokens) - kept, seed=5)]}
+        engine.clear_own_cache()
+        [seen] = together(engine, [content], self._family.chunk_tokens)
+        [cold] = together(engine, [content], self._family.chunk_tokens, uses_caches=False)
+        assert cold.answer.cached == 0
+        # Of recurrent state there is none before the end of the stored prompt.
+        begun = kept + seen.length - len(tokens)
+        whole = begun // self._family.chunk_tokens * self._family.chunk_tokens
+        assert seen.answer.cached == (0 if STATE in self._family.kinds else whole)
+        self._expect_answer(seen, cold.answer, "all" if self._is_cold_exact else "tokens")
+        equal = "tokens, log-probabilities" if self._is_cold_exact else "tokens"
+        self._note("another ending", f"{seen.answer.cached} of {begun} loaded; as cold: {equal}")
 
     def done(self) -> None:
         """Note what all of it was compared with."""

@@ -1,9 +1,9 @@
 """A program: vLLM's offline engine, driven by JSON messages over one pipe.
 
 Usage: ``engine_child.py CONNECTION_FD OPTIONS_JSON``, or `serve_forked` in a process that was forked
-from one which had vLLM imported. Messages: ``{"ask": token_ids}``, ``{"numbers": null}``,
-``{"forget": null}``, ``{"stop": null}``; each but the last is answered with one message. The first
-answer is ``"ready"``.
+from one which had vLLM imported. Messages: ``{"ask": token_ids}``, ``{"ask_about": prompt}`` (of
+`prompt_json`), ``{"numbers": null}``, ``{"forget": null}``, ``{"stop": null}``; each but the last is
+answered with one message. The first answer is ``"ready"``.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from prompt_json import from_json
+
 if TYPE_CHECKING:
     from vllm import LLM
 
 TOKENS_OUT = 4
 
 
-def ask(llm: LLM, tokens: list[int]) -> dict[str, Any]:
-    """Answer one prompt greedily: tokens, their log-probabilities, and how many were not computed."""
-    from vllm.inputs import TokensPrompt
-
+def ask(llm: LLM, prompt: Any) -> dict[str, Any]:
+    """Answer one prompt greedily: tokens, their log-probabilities, and how much of the prompt was cached."""
     from vllm import SamplingParams
 
     # Two random models may agree on four tokens by luck, never on the log-probabilities.
     sampling = SamplingParams(
         max_tokens=TOKENS_OUT, temperature=0, logprobs=4, ignore_eos=True, detokenize=False
     )
-    [output] = llm.generate(TokensPrompt(prompt_token_ids=tokens), sampling, use_tqdm=False)
+    [output] = llm.generate(prompt, sampling, use_tqdm=False)
     completion = output.outputs[0]
     assert completion.logprobs is not None
     return {
@@ -39,6 +39,7 @@ def ask(llm: LLM, tokens: list[int]) -> dict[str, Any]:
             sorted((token, entry.logprob) for token, entry in step.items()) for step in completion.logprobs
         ],
         "cached": output.num_cached_tokens,
+        "length": len(output.prompt_token_ids),
     }
 
 
@@ -66,7 +67,9 @@ def serve(connection: Connection, options: dict[str, Any]) -> LLM:
             return llm
         match verb:
             case "ask":
-                answer: object = ask(llm, argument)
+                answer: object = ask(llm, {"prompt_token_ids": argument})
+            case "ask_about":
+                answer = ask(llm, from_json(argument))
             case "forget":
                 answer = llm.reset_prefix_cache()
             case _:

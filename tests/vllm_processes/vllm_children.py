@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import httpx
 import psutil
 from engine_child import serve_forked
+from prompt_json import to_json
 
 from kvstow.clock import SystemClock
 
@@ -95,10 +96,12 @@ class Answer:
     Attributes:
         text: tokens and log-probabilities.
         cached: prompt tokens that were not computed, from the engine's cache or kvstow's.
+        length: tokens of the prompt, those of its images and sounds among them.
     """
 
     text: str
     cached: int
+    length: int
 
 
 class Process(Protocol):
@@ -241,10 +244,15 @@ class Engine(Child):
         self.say({"ask": list(tokens)})
         return self.answer()
 
+    def ask_about(self, content: Mapping[str, Any]) -> Answer:
+        """The same, for a prompt with images or sounds in it; see `prompt_json`."""
+        self.say({"ask_about": to_json(content)})
+        return self.answer()
+
     def answer(self) -> Answer:
         """The answer to the oldest prompt that was said and not answered yet."""
         heard = self._hear(ANSWER_S_MAX)
-        return Answer(json.dumps([heard["tokens"], heard["logprobs"]]), heard["cached"])
+        return Answer(json.dumps([heard["tokens"], heard["logprobs"]]), heard["cached"], heard["length"])
 
     def numbers(self) -> Mapping[str, float]:
         """kvstow's numbers, without prefix and suffix, as far as the last step told them."""
@@ -311,9 +319,11 @@ class Server(Child):
         assert heard.is_success, heard.text
         content = heard.json()
         [choice] = content["choices"]
-        details = content["usage"]["prompt_tokens_details"]
+        usage = content["usage"]
+        details = usage["prompt_tokens_details"]
         cached = details["cached_tokens"] if details else 0
-        return Answer(json.dumps([choice["text"], choice["logprobs"]]), cached or 0)
+        text = json.dumps([choice["text"], choice["logprobs"]])
+        return Answer(text, cached or 0, usage["prompt_tokens"])
 
     def metrics(self) -> dict[str, float]:
         """kvstow's numbers as the server shows them, summed over its engines, by name and tier."""

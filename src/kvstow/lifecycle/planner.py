@@ -207,11 +207,8 @@ class Planner:
 
     @property
     def wants_steps(self) -> bool:
-        """Whether steps are needed though no request is: something is in flight or waits for its turn.
-
-        What has ended and was not reported keeps its frames in use, and the engine could not be reset.
-        """
-        return self._writes.is_busy or self._saves.in_flight or self._snapshots.in_flight
+        """Whether steps are needed though no request is: frames wait to be ordered to disk."""
+        return self._writes.has_waiting
 
     def phase_of(self, request_id: RequestId) -> Phase | None:
         """The request's phase, or None if it is not known (any more)."""

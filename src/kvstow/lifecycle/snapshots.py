@@ -50,11 +50,6 @@ class SnapshotPlanner:
     def __contains__(self, job: JobId) -> bool:
         return job in self._saves
 
-    @property
-    def in_flight(self) -> bool:
-        """Whether any snapshot was not reported yet."""
-        return bool(self._saves)
-
     def snapshot(
         self,
         request: TrackedRequest,

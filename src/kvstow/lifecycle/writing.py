@@ -70,10 +70,10 @@ class WritePlanner:
             The write's job, or `NO_JOB`: then it has no place, or its turn comes with `take`.
         """
         queue = self._queues[ref.group]
-        if not self._is_waiting and (not self._runs or not self._has_room(queue)):
-            self._moved_s = self._clock.monotonic_s()
         if not self._has_room(queue):
             if queue.writes_max:
+                if not self._is_waiting:
+                    self._moved_s = self._clock.monotonic_s()
                 if len(queue.waiting) == queue.waiting.maxlen:
                     self._recorder.count(Metric.DISK_WRITE_SKIPPED)
                 queue.waiting.append((ref, chunks))
@@ -104,10 +104,10 @@ class WritePlanner:
         return tuple(items)
 
     @property
-    def is_busy(self) -> bool:
-        """Whether frames are written, or wait for their turn, and writes do end."""
+    def has_waiting(self) -> bool:
+        """Whether frames wait for their turn to be written, and writes do end."""
         stalled_s = self._clock.monotonic_s() - self._moved_s
-        return (self._is_waiting or bool(self._runs)) and stalled_s <= self._limits.load_timeout_s
+        return self._is_waiting and stalled_s <= self._limits.load_timeout_s
 
     def forget_waiting(self) -> None:
         """Frames that wait for a write are not written any more."""

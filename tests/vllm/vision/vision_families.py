@@ -70,10 +70,18 @@ def asked(tokens: list[int], images: list[Image.Image]) -> dict[str, Any]:
     return {"prompt_token_ids": tokens, "multi_modal_data": {"image": images}}
 
 
-def about_a_picture(seed: int, length: int, side: int) -> dict[str, Any]:
-    """``length`` tokens of text with a picture in their middle."""
-    before, after = prompt(length // 2, seed), prompt(length - length // 2, seed + 1000)
-    return asked([*before, VISION_START, IMAGE, VISION_END, *after], [picture(seed, side)])
+def about_a_picture(length: int, side: int) -> dict[str, Any]:
+    """How a `Family` asks: ``length`` tokens of text with a picture in their middle."""
+
+    def asking(seed: int, noise: int) -> dict[str, Any]:
+        before, after = prompt(length // 2, seed), prompt(length - length // 2, seed + 1000)
+        return asked([*before, VISION_START, IMAGE, VISION_END, *after], [picture(noise, side)])
+
+    return {
+        "prompt": lambda seed: asking(seed, noise=seed),
+        "look_alike": lambda seed: asking(seed, noise=seed + 1000),
+        "before_media": length // 2 + 1,
+    }
 
 
 def make_qwen2_vl(folder: Path) -> Path:
@@ -160,7 +168,7 @@ def _save_qwen3_processor(folder: Path) -> None:
 QWEN2_VL = Family(
     "Qwen2-VL",
     make_qwen2_vl,
-    prompt=lambda seed: about_a_picture(seed, 452, side=112),
+    **about_a_picture(452, side=112),
     options=OPTIONS,
     remark="an image of 16 tokens in the middle",
 )
@@ -169,7 +177,7 @@ LONG = (
     Family(
         "Qwen3-VL",
         make_qwen3_vl,
-        prompt=lambda seed: about_a_picture(seed, 452, side=128),
+        **about_a_picture(452, side=128),
         options=OPTIONS,
         remark="an image of 16 tokens in the middle; deepstack",
     ),
@@ -186,7 +194,7 @@ LONG = (
         "Qwen3.5-VL",
         make_qwen3_5_vl,
         kinds=(STATE, PAGED),
-        prompt=lambda seed: about_a_picture(seed, 880, side=128),
+        **about_a_picture(880, side=128),
         options=OPTIONS | GATED_DELTA_OPTIONS,
         chunk_tokens=GATED_DELTA_BLOCK,
         remark="gated delta networks; an image of 16 tokens in the middle",

@@ -19,6 +19,7 @@ from kvstow.adapters.vllm.compat import adapter_identity_of, check_version, log_
 from kvstow.adapters.vllm.scheduler import SchedulerHalf
 from kvstow.adapters.vllm.setup import (
     check_engine,
+    check_model,
     hash_tokens_of,
     keep_images,
     read_settings,
@@ -66,6 +67,7 @@ class StowConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         log_with_vllm()
         check_version()
+        check_model(vllm_config, kv_cache_config)
         settings = read_settings(vllm_config, kv_cache_config)
         check_engine(vllm_config, kv_cache_config, settings)
         self._scheduler_half: SchedulerHalf | None = None

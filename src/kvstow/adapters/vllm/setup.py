@@ -11,6 +11,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     MambaSpec,
     MLAAttentionSpec,
+    RSWASpec,
     SlidingWindowSpec,
     UniformTypeKVCacheSpecs,
 )
@@ -43,6 +44,24 @@ def read_settings(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Se
         [*block_tokens_of(kv_cache_config), hash_tokens_of(vllm_config, kv_cache_config)],
         keeps_images=bool(state_groups(kv_cache_config)),
     )
+
+
+def check_model(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
+    """Refuse a model whose prefixes no other prompt may use.
+
+    Raises:
+        ConfigError: names the group, or the pooling.
+    """
+    for group in range(len(kv_cache_config.kv_cache_groups)):
+        group_kind(kv_cache_config, group)
+    model = vllm_config.model_config
+    pooler = model.pooler_config
+    if pooler is not None and not model.is_prefix_caching_supported:
+        raise ConfigError(
+            f"seq_pooling_type={pooler.seq_pooling_type!r}, tok_pooling_type={pooler.tok_pooling_type!r}: "
+            "this pooling needs every token of a prompt computed, and a hit leaves most of them out; "
+            "run this model without the connector"
+        )
 
 
 def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, settings: Settings) -> None:
@@ -257,6 +276,12 @@ def _kind_of(spec: Any, group: int) -> GroupKind:
         kinds = {_kind_of(layer, group) for layer in spec.kv_cache_specs.values()}
         if len(kinds) == 1:
             return kinds.pop()
+    elif getattr(spec, "non_causal", False) or isinstance(spec, RSWASpec):
+        # vLLM turns its own prefix cache off for these, and asks a connector all the same.
+        raise ConfigError(
+            f"KV cache group {group} is a {type(spec).__name__} whose keys and values depend on more than "
+            "the tokens before them, so no other prompt may use them; run this model without the connector"
+        )
     elif isinstance(spec, FullAttentionSpec) and spec.prefix_cacheable:
         return GroupKind.PAGED
     elif isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec):
