@@ -2,7 +2,7 @@
 #
 #   make demo    a long document through a real vLLM server: cold, engine's hit, DRAM, disk, recompute
 #   make test    every test             PYTEST_ARGS="-m 'not vllm'" leaves out those with a real engine
-#   make test-models   every model family on a real engine, alone and on two ranks; writes docs/models.md (20 minutes)
+#   make test-models   every model family on a real engine, alone and on two ranks; writes docs/models.md (25 minutes)
 #   make test-versions   the vLLM adapter on the other supported versions of vLLM (3 minutes, 0.6 GB to fetch)
 #   make check   formatting, lint, types, layers, file sizes
 #   make bench   every benchmark        BENCH_ARGS=--quick only sees that they run
