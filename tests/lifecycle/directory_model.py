@@ -91,6 +91,13 @@ class DirectoryModel:
         self._now += 1
         frame.used.update(dict.fromkeys(tiers, self._now))
 
+    def passed_over(self, victim: Frame, tier: Tier) -> None:
+        """What is older than ``victim`` and may not go is in use: it counts as used."""
+        of_tier = [frame for frame in self.of_group(victim.ref.group) if frame.has(tier)]
+        older = [frame for frame in of_tier if frame.used[tier] < victim.used[tier]]
+        for frame in sorted(older, key=lambda frame: frame.used[tier]):
+            self.used(frame, tier)
+
     def demoted(self, frame: Frame) -> None:
         """All copies of ``frame`` are the least recent of their tier."""
         self._first -= 1
@@ -195,15 +202,18 @@ class DirectoryModel:
         allowed = [
             frame
             for frame in self.of_group(group)
-            if frame.has(tier) and not frame.pins and (frame.has(other) or not self.is_built_on(frame))
+            if frame.has(tier) and not frame.pins and (frame.has(other) or not self.is_built_on(frame, tier))
         ]
         return sorted(allowed, key=lambda frame: frame.used[tier])
 
-    def is_built_on(self, frame: Frame) -> bool:
-        """Whether another chunk that is here is of no use without this one."""
+    def is_built_on(self, frame: Frame, tier: Tier) -> bool:
+        """Whether another chunk that is here is of no use without this one; for the arena: is there."""
         if self.rules[frame.ref.group].kind is not GroupKind.PAGED:
             return False
-        return any(other.ref.parent == frame.ref.chunk for other in self.of_group(frame.ref.group))
+        return any(
+            other.ref.parent == frame.ref.chunk and (tier is Tier.DISK or other.slot != NO_SLOT)
+            for other in self.of_group(frame.ref.group)
+        )
 
     def companions(self, chunk: ChunkId, kinds: tuple[GroupKind, ...]) -> list[Frame]:
         """Frames of groups of these kinds that ``chunk`` names and that nobody reads or makes."""

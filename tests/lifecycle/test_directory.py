@@ -8,7 +8,18 @@ from hypothesis import strategies as st
 from lifecycle_bench import CHUNK, PAGED, Bench, chunk_ids, hello, refs
 
 from kvstow.errors import InvariantError
-from kvstow.lifecycle.messages import NO_SLOT, FailedItem, Fault, Held, LoadReport, Report, RequestId, Tier
+from kvstow.lifecycle.messages import (
+    NO_SLOT,
+    FailedItem,
+    Fault,
+    Held,
+    LoadReport,
+    Report,
+    RequestId,
+    SaveReport,
+    Tier,
+    WriteReport,
+)
 from kvstow.lifecycle.requests import Lookup
 
 A, B = RequestId("a"), RequestId("b")
@@ -91,6 +102,18 @@ def test_the_last_copy_of_a_chunk_outlives_the_copies_of_those_that_follow() -> 
     other = bench.save_prompt("q", 2)  # takes both disk places, deepest first
     assert hit(bench, other) == 2
     assert hit(bench, ids) in (0, 1)
+
+
+def test_a_write_that_failed_does_not_keep_its_slot_for_what_came_to_disk_after_it() -> None:
+    bench = Bench(hello(slots=4, disk_frames=8))
+    name, tables = RequestId("saver"), bench.tables(2 * CHUNK)
+    bench.planner.progress(name, chunk_ids("p", 2), 2 * CHUNK, lambda: tables)
+    (save,) = bench.planner.step().saves
+    bench.planner.finished(name)
+    writes = tuple(WriteReport(item.write, item.ref.index == 1) for item in save.items)
+    bench.tell(saves=(SaveReport(save.job),), writes=writes)
+    bench.save_prompt("more", 4)
+    assert hit(bench, bench.save_prompt("last", 4)) == 4
 
 
 def test_adopts_the_newest_that_fits_and_no_orphan() -> None:

@@ -250,14 +250,15 @@ class DirectoryMachine(RuleBasedStateMachine):
     @rule()
     def forget_all(self) -> None:
         idle = [frame for frame in self.model.frames.values() if not frame.pins]
-        on_disk = [frame for frame in idle if frame.has(Tier.DISK)]
-        in_arena = [frame for frame in idle if frame.has(Tier.ARENA)]
+        on_disk = {frame.ref for frame in idle if frame.has(Tier.DISK)}
         empty = self.directory.forget_all()
-        assert set(self.directory.take_removes()) == {frame.ref for frame in on_disk}
-        for frame in in_arena:
-            self.model.arena_left(frame)
-        for frame in on_disk:
-            self.model.disk_left(frame)
+        assert set(self.directory.take_removes()) == on_disk
+        for group in self.directory.group_ids:
+            for tier in Tier:
+                here = [frame for frame in idle if frame.ref.group == group and frame.has(tier)]
+                for frame in sorted(here, key=lambda frame: frame.used[tier]):
+                    self.copy_left(frame, tier)
+                    self.companions_go(frame)
         assert empty == (not self.model.frames)
 
     @rule(place=PLACE)
@@ -427,7 +428,8 @@ class DirectoryMachine(RuleBasedStateMachine):
     def reserve(self, ref: ChunkRef, *, promoting: bool) -> None:
         known, group = self.model.find(ref), ref.group
         wanted = known is None or not known.arena
-        if known is None or not (known.arena or known.disk):
+        is_new = known is None or not (known.arena or known.disk)
+        if is_new:
             self.model.goes_on(ref)
         is_full = len(self.model.taken_slots(group)) >= self.model.slots[group]
         victims = self.model.victims(group, Tier.ARENA) if is_full else []
@@ -439,24 +441,35 @@ class DirectoryMachine(RuleBasedStateMachine):
         assert slot not in self.model.taken_slots(group)
         frame = self.model.added(ref)
         frame.arena, frame.slot, frame.promoting = "filling", slot, promoting
+        if is_new:
+            self.model.goes_on(ref)
 
     def evicted(self, tier: Tier, victims: list[Frame]) -> None:
         """The least recently used of ``victims`` made room; with none, nothing went."""
         if not victims:
             assert self.directory.take_removes() == ()
             return
+        self.model.passed_over(victims[0], tier)
         self.left(victims[0], tier)
 
     def left(self, frame: Frame, tier: Tier) -> None:
         """One copy went, and with the last one of a chunk what that chunk names in other groups."""
+        self.copy_left(frame, tier)
+        self.companions_left(frame, (frame.ref,) if tier is Tier.DISK else ())
+
+    def copy_left(self, frame: Frame, tier: Tier) -> None:
         if tier is Tier.ARENA:
             self.model.arena_left(frame)
         else:
             self.model.disk_left(frame)
-        self.companions_left(frame, (frame.ref,) if tier is Tier.DISK else ())
 
     def companions_left(self, frame: Frame, removed: tuple[ChunkRef, ...]) -> None:
-        expected = list(removed)
+        expected = [*removed, *self.companions_go(frame)]
+        assert sorted(map(repr, self.directory.take_removes())) == sorted(map(repr, expected))
+
+    def companions_go(self, frame: Frame) -> list[ChunkRef]:
+        """What goes with the last copy of ``frame``; those of it that were on disk."""
+        removed: list[ChunkRef] = []
         # A chunk takes what it names with it, an image those of the other groups.
         kinds = {
             GroupKind.PAGED: (GroupKind.WINDOW, GroupKind.STATE),
@@ -469,10 +482,10 @@ class DirectoryMachine(RuleBasedStateMachine):
                     self.model.arena_left(other)
                 if other.has(Tier.DISK):
                     self.model.disk_left(other)
-                    expected.append(other.ref)
+                    removed.append(other.ref)
             if self.kind(frame.ref) is GroupKind.STATE:
                 self.model.ended(frame.ref.chunk)
-        assert sorted(map(repr, self.directory.take_removes())) == sorted(map(repr, expected))
+        return removed
 
 
 TestDirectoryMachine = pytest.mark.slow(DirectoryMachine.TestCase)

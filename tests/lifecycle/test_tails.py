@@ -138,6 +138,19 @@ def test_a_tail_that_gets_its_image_after_all_is_like_any_other_chunk() -> None:
     assert kept(bench, other) == [True, False]
 
 
+def test_an_image_that_takes_the_place_of_the_last_that_its_chunks_led_to_keeps_them() -> None:
+    bench = Bench(hello(rules=(PAGED, STATE), slots=(6, 2)))
+    old, shared = chunk_ids("old", 2), chunk_ids("shared", 2)
+    save(bench, "a", old, [2])
+    save(bench, "b", shared + chunk_ids("one", 1), [3])
+    bench.directory.touch(old, 2)
+    save(bench, "c", shared, [2])  # where prompts part; the image of "b" makes room
+    bench.directory.touch(shared, 2)  # and somebody resumes there
+    save(bench, "d", chunk_ids("more", 3), [])
+    assert kept(bench, shared) == [True, True]
+    assert kept(bench, old) == [True, False]
+
+
 def test_windows_of_a_tail_go_first_too() -> None:
     bench = Bench(hello(rules=(PAGED, window(CHUNK), STATE), slots=(16, 4, 8)))
     old, new = chunk_ids("old", 2), chunk_ids("new", 2)

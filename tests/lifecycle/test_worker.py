@@ -158,6 +158,29 @@ def test_a_reader_that_comes_back_late_frees_its_slot_and_writes_no_block(disk: 
     assert freed.loads == ()
 
 
+def test_a_slot_that_became_another_frames_under_a_load_that_was_given_up_is_not_called_corrupt(
+    rank: OneRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank.save(REF, 0, (1, 2))
+    rank.run()
+    rank.worker.poll()
+    rank.load([arena_item(REF, 0, (8, 9))])
+    find = rank.arena.frame
+
+    def frame_of_a_thread_that_was_held_up(group: GroupId, slot: int) -> memoryview:
+        rank.worker.poll()  # its bound begins
+        rank.clock.advance(20.0)
+        assert rank.outcome()[0].failed[0].fault is Fault.TIMEOUT
+        monkeypatch.setattr(rank.arena, "frame", find)
+        rank.save(NEXT, 0, (3, 4), job=2)
+        rank.saver.run_all()
+        return find(group, slot)
+
+    monkeypatch.setattr(rank.arena, "frame", frame_of_a_thread_that_was_held_up)
+    rank.loader.run_all()
+    assert rank.recorder.snapshot()["corrupt_frames"] == 0
+
+
 def test_a_queue_that_moves_is_never_late(rank: OneRank) -> None:
     rank.save(REF, 0, (5, 3))
     rank.run()

@@ -6,6 +6,7 @@ import pytest
 from lifecycle_bench import chunk_ids, refs
 from one_rank import NAMESPACE, OneRank, R, arena_item, disk_item
 
+from kvstow.codec.reference import ReferenceCodec
 from kvstow.keys.chain import frame_key
 from kvstow.keys.ids import ChunkRef, Rank
 from kvstow.layout.geometry import BlockId, GroupId, GroupKind
@@ -92,6 +93,22 @@ def test_a_copy_that_cannot_be_fails_its_item_and_not_the_engines_step(rank: One
     (report,), _, _ = rank.worker.poll()
     assert [failed.item for failed in report.saves[0].failed] == [0, 2]
     assert rank.recorder.snapshot()["save_failed"] == 2
+
+
+def test_a_device_that_has_no_room_for_a_copy_fails_the_item_and_not_the_engines_step(
+    rank: OneRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch says so with a RuntimeError: a copy from an accelerator goes through memory of its own there."""
+
+    def gather(self: object, blocks: object, target: object) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(ReferenceCodec, "gather", gather)
+    rank.snapshot([item(IMAGE, 6, write=100)])
+    rank.run()
+    (report,), _, _ = rank.worker.poll()
+    assert [failed.fault for failed in report.saves[0].failed] == [Fault.UNAVAILABLE]
+    assert [(write.job, write.stored) for write in report.writes] == [(100, False)]
 
 
 def test_a_snapshot_that_waited_long_is_as_good_as_ever(rank: OneRank) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -50,6 +51,7 @@ def test_all_ranks_see_the_memory_and_the_mark_is_gone(slots: SharedSlots) -> No
     for other in borrowed:
         assert other is not None
         assert not other.is_first
+        assert not os.get_inheritable(other.descriptor)
         assert bytes(other.frame(G0, 2)[:5]) == b"frame"
         assert bytes(other.frame(G0, 0)) == bytes(PAGE)
         other.close()
@@ -234,6 +236,19 @@ def test_ranks_that_do_not_find_each_other_keep_their_own_within_the_budget() ->
     for arena, _ in arenas:
         assert arena.fills(G0)
         arena.close()
+
+
+def test_where_no_memory_can_be_shared_each_rank_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, flags: int) -> int:
+        raise PermissionError(errno.EPERM, "no such call here")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    budget = ArenaBudget(100 * PAGE, (PAGE, PAGE), staging_frames=1, shares=(0.0, 0.0), world_size=2)
+    place = meeting(2, "refused", s_max=0.1)
+    arena, slots = open_arena(budget, frozenset({G0}), Rank(0), place, CLOCK)
+    assert slots == (24, 24)
+    assert arena.fills(G0)
+    arena.close()
 
 
 def test_nothing_is_waited_for_where_nothing_is_replicated() -> None:

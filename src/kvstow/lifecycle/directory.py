@@ -164,14 +164,16 @@ class Directory:
         known = table.entries.get(ref.chunk)
         if known is not None and known.arena is not Copy.NONE:
             return NO_SLOT
-        if known is None or known.is_gone:
+        is_new = known is None or known.is_gone
+        if is_new:
             self._tails.go_on(ref)  # first of all: what leads there must not make room for it
         if not table.free_slots and not self._evict_arena(table):
             return NO_SLOT
         entry = table.entry(ref)
-        entry.slot = table.free_slots.pop()
-        entry.arena = Copy.FILLING
-        entry.promoting = promoting
+        table.take_slot(entry, promoting=promoting)
+        if is_new:
+            # An image that made room may have been the last that these chunks led to.
+            self._tails.go_on(ref)
         return entry.slot
 
     def arena_filled(self, ref: ChunkRef) -> None:

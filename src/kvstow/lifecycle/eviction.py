@@ -51,12 +51,17 @@ class RecencyOrder:
             self._order.move_to_end(chunk, last=False)
 
     def victim(self, may_evict: Callable[[ChunkId], bool]) -> ChunkId | None:
-        """The least recent chunk that ``may_evict`` allows, or None within `SCAN_MAX` tries."""
-        for tries, chunk in enumerate(self._order):
-            if tries >= SCAN_MAX:
-                return None
+        """The least recent chunk that ``may_evict`` allows, or None within `SCAN_MAX` tries.
+
+        What it does not allow is in use, and counts as used: the next search begins behind it, and
+        however many there are, all others are come to.
+        """
+        order = self._order
+        for _ in range(min(SCAN_MAX, len(order))):
+            chunk = next(iter(order))
             if may_evict(chunk):
                 return chunk
+            order.move_to_end(chunk)
         return None
 
     def oldest_first(self) -> list[ChunkId]:

@@ -147,7 +147,8 @@ class Saver:
 
         try:
             return transfer.read_blocks(index, copy)
-        except (ValueError, InvariantError) as error:
+        except (ValueError, RuntimeError, MemoryError, InvariantError) as error:
+            # RuntimeError: torch's, of a device. A snapshot is copied on the engine's step.
             parts.failures.error("save", f"{shown(item.ref)} not saved: {error}; please report this")
             parts.recorder.count(Metric.SAVE_FAILED)
             return False

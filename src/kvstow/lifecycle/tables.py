@@ -70,6 +70,7 @@ class GroupTable:
         # By parent, whether or not the parent is here: one that was dropped may come back.
         self.followers: dict[ChunkId, int] = {}
         self.spent_followers: dict[ChunkId, int] = {}
+        self.arena_followers: dict[ChunkId, int] = {}  # those that have a slot
         self.free_slots = [Slot(slot) for slot in range(slots - 1, -1, -1)]
         self.slots = slots
         self.disk_frames_max = disk_frames
@@ -106,18 +107,31 @@ class GroupTable:
         return self.followers.get(chunk, 0) > self.spent_followers.get(chunk, 0)
 
     def may_leave_arena(self, chunk: ChunkId) -> bool:
-        """Not pinned, and not the last copy of a chunk that others build on."""
+        """Not pinned, and not the last copy of a chunk that others in the arena build on.
+
+        Those on disk only do not keep it: a write that failed would hold its slot for ever, and they are
+        of use again once it is saved again.
+        """
         entry = self.entries[chunk]
-        return not entry.pins and (entry.disk is Copy.READY or not self._is_built_on(chunk))
+        return not entry.pins and (
+            entry.disk is Copy.READY or not self._is_built_on(chunk, self.arena_followers)
+        )
 
     def may_leave_disk(self, chunk: ChunkId) -> bool:
         """Not pinned, and not the last copy of a chunk that others build on."""
         entry = self.entries[chunk]
-        return not entry.pins and (entry.arena is Copy.READY or not self._is_built_on(chunk))
+        return not entry.pins and (entry.arena is Copy.READY or not self._is_built_on(chunk, self.followers))
 
-    def _is_built_on(self, chunk: ChunkId) -> bool:
+    def _is_built_on(self, chunk: ChunkId, followers: dict[ChunkId, int]) -> bool:
         # A window or an image needs none before it to be of use.
-        return self.is_paged and chunk in self.followers
+        return self.is_paged and chunk in followers
+
+    def take_slot(self, entry: Entry, *, promoting: bool) -> None:
+        """Give ``entry`` a free slot, to be filled."""
+        entry.slot = self.free_slots.pop()
+        entry.arena = Copy.FILLING
+        entry.promoting = promoting
+        _add(self.arena_followers, entry.ref.parent, 1)
 
     def release_slot(self, entry: Entry, busy_ranks: int = 0) -> None:
         """Take the arena copy from ``entry``; its slot is free, or waits for ``busy_ranks``."""
@@ -128,6 +142,7 @@ class GroupTable:
         entry.slot = NO_SLOT
         entry.arena = Copy.NONE
         entry.promoting = False
+        _add(self.arena_followers, entry.ref.parent, -1)
 
     def slot_freed(self, slot: Slot) -> None:
         """A reader that kept ``slot`` busy on one rank came back."""

@@ -51,6 +51,11 @@ class LoadTransfer:
         """Whether any item was begun."""
         return self._started
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it ended, or was given up."""
+        return self._over
+
     def write_blocks(self, copy: Callable[[], None]) -> None:
         """Run ``copy`` unless the job is over: nothing may write its blocks after that.
 

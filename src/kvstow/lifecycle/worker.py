@@ -255,7 +255,7 @@ class Worker:
         try:
             found = self._parts.disk.get_into(self._parts.names.name(item.ref), frame)
         except CorruptFrameError as error:
-            return self._corrupt(item, error)
+            return self._corrupt(transfer, item, error)
         except StoreError as error:
             self._parts.failures.error("disk read", f"{shown(item.ref)}: {error}; the request recomputes")
             return Fault.UNAVAILABLE
@@ -271,13 +271,15 @@ class Worker:
             codec = self._parts.codecs[item.ref.group]
             transfer.write_blocks(lambda: codec.scatter(item.blocks, payload, item.skip_blocks))
         except CorruptFrameError as error:
-            return self._corrupt(item, error)
+            return self._corrupt(transfer, item, error)
         except ValueError as error:
             self._parts.failures.error("load", f"{shown(item.ref)} not loaded: {error}; please report this")
             return Fault.UNAVAILABLE
         return None
 
-    def _corrupt(self, item: LoadItem, error: CorruptFrameError) -> Fault:
+    def _corrupt(self, transfer: LoadTransfer, item: LoadItem, error: CorruptFrameError) -> Fault:
+        if transfer.is_over:
+            return Fault.CORRUPT  # its slot may have become another frame's: that says nothing of either
         self._parts.recorder.count(Metric.CORRUPT_FRAMES)
         self._parts.failures.error("corrupt frame", f"{shown(item.ref)} in the {item.source}: {error}")
         return Fault.CORRUPT

@@ -204,6 +204,10 @@ def _connected(meeting: Meeting, clock: Clock) -> Iterator[socket.socket]:
 def _receive(first: socket.socket, meeting: Meeting) -> SharedSlots:
     """The memory that the first rank sends, with its mark in it."""
     message, descriptors, _, _ = socket.recv_fds(first, _MESSAGE_BYTES_MAX, 1)
+    for descriptor in descriptors:
+        # Else a program that this process starts keeps the memory as long as it lives. (Python 3.11
+        # does not pass flags on to the call that receives.)
+        os.set_inheritable(descriptor, False)
     if len(descriptors) != 1:
         for descriptor in descriptors:
             os.close(descriptor)

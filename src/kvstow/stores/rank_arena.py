@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from kvstow.clock import Clock
+from kvstow.errors import ConfigError
 from kvstow.keys.ids import Rank
 from kvstow.layout.geometry import GroupId
 from kvstow.stores.arena import Arena, slots_for
@@ -72,11 +74,7 @@ def open_arena(
     if replicated and rank:
         shared = borrow(meeting, rank, clock)
     elif replicated:
-        sizes = {group: frame_bytes[group] for group in sorted(replicated)}
-        shared = SharedSlots.make({group: slots[group] for group in sizes}, sizes)
-        if not lend(meeting, shared, clock):
-            shared.close()
-            shared = None
+        shared = _lent({group: slots[group] for group in sorted(replicated)}, frame_bytes, meeting, clock)
     if shared is None:
         slots = list(budget.slots(frozenset()))
     else:
@@ -90,3 +88,19 @@ def open_arena(
             budget.world_size,
         )
     return Arena(slots, frame_bytes, budget.staging_frames, shared), tuple(slots)
+
+
+def _lent(
+    slots: Mapping[GroupId, int], frame_bytes: Sequence[int], meeting: Meeting, clock: Clock
+) -> SharedSlots | None:
+    """The first rank's slots, when all other ranks have them; None if that cannot be."""
+    try:
+        shared = SharedSlots.make(slots, {group: frame_bytes[group] for group in slots})
+    except ConfigError as error:
+        # A sandbox may refuse such memory and give any other.
+        logger.warning("kvstow: the ranks share no slots (%s); each keeps copies of its own", error)
+        return None
+    if lend(meeting, shared, clock):
+        return shared
+    shared.close()
+    return None

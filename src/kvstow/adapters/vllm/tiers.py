@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import psutil
 
 from kvstow.adapters.vllm.setup import image_shares
 from kvstow.clock import Clock
+from kvstow.config.memory import available_bytes
 from kvstow.config.settings import GIB, Settings, resolve_arena_bytes
 from kvstow.errors import StoreError
 from kvstow.keys.ids import NamespaceDigest, Rank
@@ -101,7 +101,7 @@ def open_tiers(
     rank, world_size = Rank(parallel.rank), parallel.world_size
     frames = tuple(frame_bytes(layout.payload_bytes(GroupId(index))) for index in range(len(layout.groups)))
     shares = image_shares(kv_cache_config, settings)
-    arena_bytes = resolve_arena_bytes(settings, psutil.virtual_memory().available)
+    arena_bytes = resolve_arena_bytes(settings, available_bytes())
     budget = ArenaBudget(arena_bytes, frames, settings.disk_readers, shares, world_size)
     meeting = Meeting(_instance(vllm_config), namespaces.agreed, world_size)
     arena, arena_slots = open_arena(budget, layout.replicated, rank, meeting, clock)

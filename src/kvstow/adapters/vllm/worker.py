@@ -76,6 +76,7 @@ class WorkerHalf:
         self._worker: Worker | None = None
         self._hello: Hello | None = None
         self._arena: Arena | None = None
+        self._all_registered = False
         self._reports: tuple[Report, ...] = ()
         self._is_idle = False
 
@@ -104,7 +105,8 @@ class WorkerHalf:
             self._vllm_config, self._kv_cache_config, self._settings, layout, namespaces, self._clock
         )
         self._arena = tiers.arena
-        self._arena.prefault(PREFAULT_STEP_BYTES)
+        if self._all_registered:
+            self._arena.prefault(PREFAULT_STEP_BYTES)
         executors = self._executors(rank)
         make_worker = partial(
             Worker,
@@ -162,7 +164,14 @@ class WorkerHalf:
         )
 
     def handshake(self) -> StowHandshake | None:
-        """The rank's hello."""
+        """The rank's hello; the engine asks for it when all ranks have registered.
+
+        From here on the arena's pages are brought in. Earlier, a rank that is later than others would
+        measure the memory that they have left, and hold the engine's whole budget against it.
+        """
+        if self._arena is not None and not self._all_registered:
+            self._all_registered = True
+            self._arena.prefault(PREFAULT_STEP_BYTES)
         return StowHandshake(self._hello) if self._hello is not None else None
 
     def fence(self, metadata: StowMetadata) -> None:
