@@ -97,14 +97,14 @@ SPACE = (
         "a pinned frame is evicted from the arena",
         "A pin keeps from eviction: a slot would get other bytes while a load reads it.",
         _TABLES,
-        "        return not entry.pins and (\n            entry.disk is",
-        "        return (\n            entry.disk is",
+        "        if entry.pins:\n            return False\n",
+        "",
     ),
     Mutant(
         "a parent is evicted before its child",
         "A chunk is worth nothing without those before it: budgets would fill with what no lookup reaches.",
         _TABLES,
-        "        return self.is_paged and chunk in followers",
+        "        return self.is_paged and chunk in self.followers",
         "        return False",
         more=(
             Edit(

@@ -31,6 +31,8 @@ class Frame:
         pins: of readers, and one of the copy to disk.
         used: when each tier's copy was last used; larger is later.
         spent: of the leading group's: no image can be reached from it.
+        stranded: it was found to stay only for what is on disk, and is to be written.
+        refused: and was not.
     """
 
     ref: ChunkRef
@@ -41,6 +43,8 @@ class Frame:
     pins: int = 0
     used: dict[Tier, int] = field(default_factory=dict)
     spent: bool = False
+    stranded: bool = False
+    refused: bool = False
 
     @property
     def is_kept(self) -> bool:
@@ -58,6 +62,7 @@ class DirectoryModel:
     Attributes:
         frames: all that have a copy or a pin.
         busy: slots that lost readers may still write, with how many of them there are.
+        stranded: frames that were found to be since somebody asked.
     """
 
     def __init__(self, rules: Sequence[ResumeRule], slots: Sequence[int], disk_frames: Sequence[int]) -> None:
@@ -67,6 +72,7 @@ class DirectoryModel:
         self.disk_usable = True
         self.frames: dict[tuple[int, ChunkId], Frame] = {}
         self.busy: dict[tuple[int, int], int] = {}
+        self.stranded: list[ChunkRef] = []
         self._now = 0
         self._first = 0
         paged = [group for group, rule in enumerate(rules) if rule.kind is GroupKind.PAGED]
@@ -91,12 +97,15 @@ class DirectoryModel:
         self._now += 1
         frame.used.update(dict.fromkeys(tiers, self._now))
 
-    def passed_over(self, victim: Frame, tier: Tier) -> None:
-        """What is older than ``victim`` and may not go is in use: it counts as used."""
-        of_tier = [frame for frame in self.of_group(victim.ref.group) if frame.has(tier)]
-        older = [frame for frame in of_tier if frame.used[tier] < victim.used[tier]]
+    def searched(self, group: int, tier: Tier, victim: Frame | None) -> None:
+        """What is older than ``victim``, or all, may not go: it is in use, and counts as used."""
+        of_tier = [frame for frame in self.of_group(group) if frame.has(tier)]
+        older = [frame for frame in of_tier if victim is None or frame.used[tier] < victim.used[tier]]
         for frame in sorted(older, key=lambda frame: frame.used[tier]):
             self.used(frame, tier)
+            if tier is Tier.ARENA and not frame.stranded and self.is_stranded(frame):
+                frame.stranded = True
+                self.stranded.append(frame.ref)
 
     def demoted(self, frame: Frame) -> None:
         """All copies of ``frame`` are the least recent of their tier."""
@@ -202,17 +211,30 @@ class DirectoryModel:
         allowed = [
             frame
             for frame in self.of_group(group)
-            if frame.has(tier) and not frame.pins and (frame.has(other) or not self.is_built_on(frame, tier))
+            if frame.has(tier)
+            and not frame.pins
+            and (
+                frame.has(other)
+                or not self.is_built_on(frame)
+                or (tier is Tier.ARENA and frame.refused and self.is_stranded(frame))
+            )
         ]
         return sorted(allowed, key=lambda frame: frame.used[tier])
 
-    def is_built_on(self, frame: Frame, tier: Tier) -> bool:
-        """Whether another chunk that is here is of no use without this one; for the arena: is there."""
+    def is_built_on(self, frame: Frame) -> bool:
+        """Whether another chunk that is here is of no use without this one."""
         if self.rules[frame.ref.group].kind is not GroupKind.PAGED:
             return False
-        return any(
-            other.ref.parent == frame.ref.chunk and (tier is Tier.DISK or other.slot != NO_SLOT)
-            for other in self.of_group(frame.ref.group)
+        return any(other.ref.parent == frame.ref.chunk for other in self.of_group(frame.ref.group))
+
+    def is_stranded(self, frame: Frame) -> bool:
+        """Whether it is in the arena only, and of those that build on it none is there."""
+        followers = [one for one in self.of_group(frame.ref.group) if one.ref.parent == frame.ref.chunk]
+        return (
+            not frame.pins
+            and not frame.disk
+            and self.is_built_on(frame)
+            and all(follower.slot == NO_SLOT for follower in followers)
         )
 
     def companions(self, chunk: ChunkId, kinds: tuple[GroupKind, ...]) -> list[Frame]:

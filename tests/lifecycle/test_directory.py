@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from lifecycle_bench import CHUNK, PAGED, Bench, chunk_ids, hello, refs
 
 from kvstow.errors import InvariantError
+from kvstow.keys.ids import ChunkId
 from kvstow.lifecycle.messages import (
     NO_SLOT,
     FailedItem,
@@ -18,6 +19,7 @@ from kvstow.lifecycle.messages import (
     RequestId,
     SaveReport,
     Tier,
+    WorkOrder,
     WriteReport,
 )
 from kvstow.lifecycle.requests import Lookup
@@ -104,16 +106,40 @@ def test_the_last_copy_of_a_chunk_outlives_the_copies_of_those_that_follow() -> 
     assert hit(bench, ids) in (0, 1)
 
 
-def test_a_write_that_failed_does_not_keep_its_slot_for_what_came_to_disk_after_it() -> None:
-    bench = Bench(hello(slots=4, disk_frames=8))
-    name, tables = RequestId("saver"), bench.tables(2 * CHUNK)
-    bench.planner.progress(name, chunk_ids("p", 2), 2 * CHUNK, lambda: tables)
-    (save,) = bench.planner.step().saves
+def save_and_write(bench: Bench, prompt: str, chunks: int, *refused: ChunkId) -> WorkOrder:
+    """Like `Bench.save_prompt`, where some chunks cannot be written."""
+    name, tables = RequestId("saver"), bench.tables(chunks * CHUNK)
+    bench.planner.progress(name, chunk_ids(prompt, chunks), chunks * CHUNK, lambda: tables)
+    order = bench.planner.step()
     bench.planner.finished(name)
-    writes = tuple(WriteReport(item.write, item.ref.index == 1) for item in save.items)
-    bench.tell(saves=(SaveReport(save.job),), writes=writes)
-    bench.save_prompt("more", 4)
-    assert hit(bench, bench.save_prompt("last", 4)) == 4
+    writes = {item.write: item.ref for save in order.saves for item in save.items if item.write}
+    writes |= {write.job: write.ref for write in order.writes}
+    bench.tell(
+        saves=tuple(SaveReport(save.job) for save in order.saves),
+        writes=tuple(WriteReport(job, ref.chunk not in refused) for job, ref in writes.items()),
+    )
+    return order
+
+
+def test_what_stays_in_the_arena_for_its_followers_on_disk_is_written_once_more() -> None:
+    bench = Bench(hello(slots=4, disk_frames=16))
+    old = chunk_ids("p", 2)
+    save_and_write(bench, "p", 2, old[0])
+    order = save_and_write(bench, "more", 4)
+    assert [write.ref.chunk for write in order.writes] == [old[0]]
+    save_and_write(bench, "most", 4)
+    assert hit(bench, old) == 2  # from disk
+    assert bench.directory.tier_of(refs(old)[0]) is Tier.DISK
+
+
+def test_what_cannot_be_written_does_not_keep_its_slot_for_its_followers_on_disk() -> None:
+    bench = Bench(hello(slots=4, disk_frames=16))
+    old = chunk_ids("p", 2)
+    save_and_write(bench, "p", 2, old[0])
+    save_and_write(bench, "more", 4, old[0])
+    save_and_write(bench, "most", 4)
+    assert hit(bench, old) == 0
+    assert [bench.directory.slot_of(ref) != NO_SLOT for ref in refs(chunk_ids("most", 4))] == [True] * 4
 
 
 def test_adopts_the_newest_that_fits_and_no_orphan() -> None:

@@ -205,6 +205,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.directory.disk_failed(frame.ref)
         assert self.directory.take_removes() == (frame.ref,)
         frame.pins -= 1
+        frame.refused = frame.stranded
         self.model.disk_left(frame)
 
     @rule(usable=st.booleans())
@@ -309,6 +310,11 @@ class DirectoryMachine(RuleBasedStateMachine):
             assert self.directory.tier_of(ref) is (Tier.ARENA if frame.has(Tier.ARENA) else in_disk)
             assert self.directory.slot_of(ref) == frame.slot
             assert self.directory.is_kept(ref.group, ref.chunk) == frame.is_kept
+
+    @invariant()
+    def what_stays_only_for_the_disk_is_named_once(self) -> None:
+        assert sorted(map(repr, self.directory.take_stranded())) == sorted(map(repr, self.model.stranded))
+        self.model.stranded.clear()
 
     @invariant()
     def budgets_hold_and_no_slot_is_shared(self) -> None:
@@ -436,6 +442,8 @@ class DirectoryMachine(RuleBasedStateMachine):
         slot = self.directory.reserve_arena(ref, promoting=promoting)
         assert (slot != NO_SLOT) == (wanted and (not is_full or bool(victims)))
         if slot == NO_SLOT:
+            if wanted:
+                self.model.searched(group, Tier.ARENA, None)
             return
         self.evicted(Tier.ARENA, victims)
         assert slot not in self.model.taken_slots(group)
@@ -449,7 +457,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         if not victims:
             assert self.directory.take_removes() == ()
             return
-        self.model.passed_over(victims[0], tier)
+        self.model.searched(victims[0].ref.group, tier, victims[0])
         self.left(victims[0], tier)
 
     def left(self, frame: Frame, tier: Tier) -> None:

@@ -235,6 +235,7 @@ class Directory:
         table = self._tables[ref.group]
         entry = self._filling_disk(table, ref)
         entry.disk = Copy.NONE
+        entry.refused = entry.stranded
         table.disk_frames -= 1
         self._removes.append(ref)
         self.unpin((ref,))
@@ -271,6 +272,13 @@ class Directory:
         removes = tuple(self._removes)
         self._removes.clear()
         return removes
+
+    def take_stranded(self) -> list[ChunkRef]:
+        """Frames that are to be written for the sake of those on disk that build on them; each once."""
+        stranded = [ref for table in self._tables for ref in table.stranded]
+        for table in self._tables:
+            table.stranded.clear()
+        return stranded
 
     # ---- what is in use ----------------------------------------------------------------
 

@@ -28,9 +28,10 @@ class Entry:
 
     Attributes:
         spent: see `kvstow.lifecycle.tails`; set with `GroupTable.mark_spent`.
+        stranded, refused: see `GroupTable.may_leave_arena`.
     """
 
-    __slots__ = ("arena", "disk", "pins", "promoting", "ref", "slot", "spent")
+    __slots__ = ("arena", "disk", "pins", "promoting", "ref", "refused", "slot", "spent", "stranded")
 
     def __init__(self, ref: ChunkRef) -> None:
         self.ref = ref
@@ -40,6 +41,8 @@ class Entry:
         self.promoting = False
         self.pins = 0
         self.spent = False
+        self.stranded = False
+        self.refused = False
 
     @property
     def is_gone(self) -> bool:
@@ -71,6 +74,7 @@ class GroupTable:
         self.followers: dict[ChunkId, int] = {}
         self.spent_followers: dict[ChunkId, int] = {}
         self.arena_followers: dict[ChunkId, int] = {}  # those that have a slot
+        self.stranded: list[ChunkRef] = []
         self.free_slots = [Slot(slot) for slot in range(slots - 1, -1, -1)]
         self.slots = slots
         self.disk_frames_max = disk_frames
@@ -107,24 +111,32 @@ class GroupTable:
         return self.followers.get(chunk, 0) > self.spent_followers.get(chunk, 0)
 
     def may_leave_arena(self, chunk: ChunkId) -> bool:
-        """Not pinned, and not the last copy of a chunk that others in the arena build on.
+        """Not pinned, and not the last copy of a chunk that others build on.
 
-        Those on disk only do not keep it: a write that failed would hold its slot for ever, and they are
-        of use again once it is saved again.
+        One whose followers are on disk only, for its own write failed or was left out, is stranded: it
+        is to be written now, once. If that fails too it goes when its turn comes: else it would keep
+        its slot for as long as they keep their places.
         """
         entry = self.entries[chunk]
-        return not entry.pins and (
-            entry.disk is Copy.READY or not self._is_built_on(chunk, self.arena_followers)
-        )
+        if entry.pins:
+            return False
+        if entry.disk is Copy.READY or not self._is_built_on(chunk):
+            return True
+        if chunk in self.arena_followers:
+            return False
+        if not entry.stranded:
+            entry.stranded = True
+            self.stranded.append(entry.ref)
+        return entry.refused
 
     def may_leave_disk(self, chunk: ChunkId) -> bool:
         """Not pinned, and not the last copy of a chunk that others build on."""
         entry = self.entries[chunk]
-        return not entry.pins and (entry.arena is Copy.READY or not self._is_built_on(chunk, self.followers))
+        return not entry.pins and (entry.arena is Copy.READY or not self._is_built_on(chunk))
 
-    def _is_built_on(self, chunk: ChunkId, followers: dict[ChunkId, int]) -> bool:
+    def _is_built_on(self, chunk: ChunkId) -> bool:
         # A window or an image needs none before it to be of use.
-        return self.is_paged and chunk in followers
+        return self.is_paged and chunk in self.followers
 
     def take_slot(self, entry: Entry, *, promoting: bool) -> None:
         """Give ``entry`` a free slot, to be filled."""

@@ -88,6 +88,8 @@ class WritePlanner:
     def take(self) -> tuple[WriteItem, ...]:
         """Frames whose write had to wait, now that others have ended."""
         items = []
+        for ref in self._directory.take_stranded():
+            self._queues[ref.group].waiting.appendleft((ref, ()))
         for queue in self._queues.values():
             for _ in range(len(queue.waiting)):
                 if not self._has_room(queue):

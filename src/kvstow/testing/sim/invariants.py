@@ -299,10 +299,10 @@ def frames_go_bad_for_a_reason(world: World) -> None:
     would know.
     """
     scenario = world.scenario
-    reasons = {
-        Fault.CORRUPT: SimFault.MEMORY_FLIP in scenario.faults or _DAMAGING & scenario.store_faults.keys(),
-        Fault.ABSENT: SimFault.FILE_GONE in scenario.faults or StoreFault.LOST in scenario.store_faults,
-    }
+    damaged = SimFault.MEMORY_FLIP in scenario.faults or _DAMAGING & scenario.store_faults.keys()
+    lost = SimFault.FILE_GONE in scenario.faults or StoreFault.LOST in scenario.store_faults
+    # A frame that one load found bad is taken away under those that were ordered to read it too.
+    reasons = {Fault.CORRUPT: damaged, Fault.ABSENT: lost or damaged}
     for rank, watch in zip(world.life.ranks, world.watches, strict=True):
         for fault, reason in reasons.items():
             if watch.faults[fault] and not reason:
