@@ -166,6 +166,13 @@ class DirectoryModel:
             if frame.ref.chunk not in parents:
                 self.ended(frame.ref.chunk)
 
+    def latest(self, ref: ChunkRef, touched_s: dict[ChunkRef, float]) -> float:
+        """When ``ref`` was used, by its own time and by those that build on it."""
+        if self.rules[ref.group].kind is not GroupKind.PAGED:
+            return touched_s[ref]
+        followers = [other for other in touched_s if other.group == ref.group and other.parent == ref.chunk]
+        return max([touched_s[ref], *(self.latest(other, touched_s) for other in followers)])
+
     def is_spent(self, chunk: ChunkId) -> bool:
         frame = self.frames.get((self._lead, chunk)) if self._lead is not None else None
         return frame is not None and frame.spent

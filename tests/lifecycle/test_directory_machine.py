@@ -83,7 +83,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         kept = [ref for ref in inventory if self.directory.tier_of(ref) is Tier.DISK]
         assert sorted(map(repr, [*kept, *removed])) == sorted(map(repr, inventory))
         # As `adopt` orders them: a chunk is as recent as what follows it, and a little later.
-        for ref in sorted(kept, key=lambda ref: (self.latest(ref, inventory), -ref.index)):
+        for ref in sorted(kept, key=lambda ref: (self.model.latest(ref, inventory), -ref.index)):
             frame = self.model.added(ref)
             frame.disk = "ready"
             self.model.used(frame, Tier.DISK)
@@ -93,13 +93,6 @@ class DirectoryMachine(RuleBasedStateMachine):
                 assert any(
                     other.ref.chunk == frame.ref.parent for other in self.model.of_group(frame.ref.group)
                 )
-
-    def latest(self, ref: ChunkRef, touched_s: dict[ChunkRef, float]) -> float:
-        """When ``ref`` was used, by its own time and by those that build on it."""
-        if self.kind(ref) is not GroupKind.PAGED:
-            return touched_s[ref]
-        followers = [other for other in touched_s if other.group == ref.group and other.parent == ref.chunk]
-        return max([touched_s[ref], *(self.latest(other, touched_s) for other in followers)])
 
     # ---- arena -----------------------------------------------------------------------------
 
