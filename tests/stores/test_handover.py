@@ -82,6 +82,18 @@ def test_a_rank_that_does_not_come_leaves_each_with_its_own(
     assert caplog.text.count("copies of its own") == 2
 
 
+def test_memory_that_one_rank_has_found_is_not_used_when_another_does_not_answer(slots: SharedSlots) -> None:
+    place = meeting(3, "silent", s_max=1.0)
+    with ThreadPoolExecutor(2) as threads, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        first = threads.submit(lend, place, slots, CLOCK)
+        found = threads.submit(borrow, place, Rank(1), CLOCK)
+        time.sleep(0.3)  # the rank that answers comes first
+        silent.connect(place.address)
+        silent.sendall(msgspec.msgpack.encode({"rank": 2, "namespace": place.namespace}))
+        assert not first.result()
+        assert found.result() is None
+
+
 def test_without_a_first_rank_another_gives_up_in_time(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         assert borrow(meeting(2, "alone", s_max=0.2), Rank(1), CLOCK) is None
