@@ -115,8 +115,8 @@ DEADLINES = (
         "what a silent rank reads is evicted",
         "No slot is refilled while a copy reads it: a silent rank may have found the frame good just now.",
         _LOADING,
-        "        pinned, run.pinned = run.pinned, []\n        self._end",
-        "        pinned: list[ChunkRef] = []\n        self._end",
+        "        if not run.waiting:\n            directory.unpin(run.pinned)  #",
+        "        directory.unpin(run.pinned)\n        run.pinned = []  #",
     ),
     Mutant(
         "planner gives up by time alone",

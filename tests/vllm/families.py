@@ -6,11 +6,12 @@ Those that look at images, and those that do not import without torchvision, are
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tiny
 import torch
 from inprocess import CHUNK, prompt
@@ -391,3 +392,11 @@ LONG = (
         remark="windows of two sizes",
     ),
 )
+
+
+def cases(families: Iterable[Family], others: Iterable[Family] = ()) -> list[Any]:
+    """Parameters of a test: families by name, and ``others`` in the long form of the matrix only."""
+    return [
+        *[pytest.param(family, id=family.name) for family in families],
+        *[pytest.param(family, id=family.name, marks=pytest.mark.models) for family in others],
+    ]

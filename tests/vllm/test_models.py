@@ -7,19 +7,13 @@ from pathlib import Path
 
 import pytest
 from audio_family import QWEN2_AUDIO
-from families import LONG, SHORT, Family
+from families import LONG, SHORT, Family, cases
 from family_check import check_family
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        *[pytest.param(family, id=family.name) for family in SHORT],
-        *[pytest.param(family, id=family.name, marks=pytest.mark.models) for family in (*LONG, QWEN2_AUDIO)],
-    ],
-)
+@pytest.mark.parametrize("family", cases(SHORT, (*LONG, QWEN2_AUDIO)))
 def test_a_reload_is_the_engines_own_hit(
     family: Family, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

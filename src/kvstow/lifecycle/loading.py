@@ -230,7 +230,8 @@ class LoadPlanner:
         del self._runs[job]
         request, directory = run.request, self._directory
         failed = bool(run.faults) or run.refused or not run.items
-        directory.unpin(run.pinned)
+        if not run.waiting:
+            directory.unpin(run.pinned)  # a rank that was given up may still read
         for index, item in enumerate(run.items):
             fault = run.faults.get(index)
             if item.source is Tier.DISK and item.slot != NO_SLOT:
@@ -288,9 +289,7 @@ class LoadPlanner:
             run.note_fault(item, Fault.TIMEOUT)
         run.refused = True
         self._given_up[job] = run
-        pinned, run.pinned = run.pinned, []
         self._end(job, run)
-        run.pinned = pinned
 
     def _came_back(self, rank: Rank, load: LoadReport) -> None:
         """A rank that was taken for dead is done with a load: it no longer reads or fills its slots."""

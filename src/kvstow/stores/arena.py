@@ -178,12 +178,12 @@ class Arena:
         self.size_bytes = own_bytes
         self._map = _mapping(own_bytes)
         # What this rank fills, to be brought in by `prefault`.
-        self._filled = [(self._map, own_bytes)]
+        self._filled = [self._map]
         if shared is not None:
             _advise(shared.mapping)
             if shared.is_first:
                 self.size_bytes += shared.size_bytes
-                self._filled.append((shared.mapping, shared.size_bytes))
+                self._filled.append(shared.mapping)
         self._view = memoryview(self._map)
         self._free_staging = list(range(staging_frames))
         self._staging_changed = threading.Condition()
@@ -293,12 +293,13 @@ class Arena:
             self._staging_changed.notify()
 
     def _populate(self, step_bytes: int) -> None:
-        for mapping, size_bytes in self._filled:
-            if not self._populate_one(mapping, size_bytes, step_bytes):
+        for mapping in self._filled:
+            if not self._populate_one(mapping, step_bytes):
                 return
 
-    def _populate_one(self, mapping: mmap.mmap, size_bytes: int, step_bytes: int) -> bool:
+    def _populate_one(self, mapping: mmap.mmap, step_bytes: int) -> bool:
         """Bring in the pages of one mapping; False if that was stopped."""
+        size_bytes = len(mapping)
         # Pins the address; dropped at the end, or `close` could not unmap.
         anchor = ctypes.c_char.from_buffer(mapping)
         bring_in = _populate_write

@@ -115,7 +115,7 @@ def borrow(meeting: Meeting, rank: Rank, clock: Clock) -> SharedSlots | None:
     try:
         with _connected(meeting, clock) as first:
             first.sendall(msgspec.msgpack.encode(_Request(rank, meeting.namespace)))
-            slots = _receive(first, meeting)
+            slots = _receive(first)
             try:
                 # All others have as long as this one had.
                 first.settimeout(meeting.s_max + 1.0)
@@ -201,7 +201,7 @@ def _connected(meeting: Meeting, clock: Clock) -> Iterator[socket.socket]:
             return
 
 
-def _receive(first: socket.socket, meeting: Meeting) -> SharedSlots:
+def _receive(first: socket.socket) -> SharedSlots:
     """The memory that the first rank sends, with its mark in it."""
     message, descriptors, _, _ = socket.recv_fds(first, _MESSAGE_BYTES_MAX, 1)
     for descriptor in descriptors:

@@ -31,6 +31,7 @@ class SharedSlots:
         frame_bytes: bytes of one frame, by group.
         is_first: whether this rank is the one that writes them.
         size_bytes: length of the mapping.
+        descriptor: the memory's, to be handed over.
         mapping: the memory; for `kvstow.stores.arena.Arena`.
     """
 
@@ -48,7 +49,7 @@ class SharedSlots:
             ConfigError: the system does not give so much memory.
             InvariantError: the sizes make no sense together, or with the memory.
         """
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self.slots = dict(slots)
         self.frame_bytes = dict(frame_bytes)
         self.is_first = first
@@ -113,11 +114,6 @@ class SharedSlots:
             os.close(descriptor)
             raise
 
-    @property
-    def descriptor(self) -> int:
-        """The memory's descriptor, to be handed over."""
-        return self._descriptor
-
     def frame(self, group: GroupId, slot: int) -> memoryview:
         """The memory of one slot: bytes [frame bytes of the group], writable on the first rank only.
 
@@ -142,7 +138,7 @@ class SharedSlots:
         if self._closed:
             return True
         self._closed = True
-        os.close(self._descriptor)
+        os.close(self.descriptor)
         self._view.release()
         try:
             self.mapping.close()

@@ -6,20 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from families import Family
+from families import Family, cases
 from family_check import check_family
 from vision_families import LONG, SHORT
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        *[pytest.param(family, id=family.name) for family in SHORT],
-        *[pytest.param(family, id=family.name, marks=pytest.mark.models) for family in LONG],
-    ],
-)
+@pytest.mark.parametrize("family", cases(SHORT, LONG))
 def test_a_reload_is_the_engines_own_hit(
     family: Family, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from families import Family
+from families import Family, cases
 from tensor_parallel_check import check_on_two_ranks
 from vision_families import LONG, SHORT
 from vllm_children import Launcher
@@ -14,7 +14,7 @@ from vllm_children import Launcher
 pytestmark = [pytest.mark.vllm, pytest.mark.models]
 
 
-@pytest.mark.parametrize("family", [pytest.param(family, id=family.name) for family in (*SHORT, *LONG)])
+@pytest.mark.parametrize("family", cases((*SHORT, *LONG)))
 def test_both_ranks_reload_the_engines_own_hit(
     family: Family,
     launcher: Launcher,

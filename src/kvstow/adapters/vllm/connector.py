@@ -74,12 +74,13 @@ class StowConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker_half: WorkerHalf | None = None
         if role is KVConnectorRole.SCHEDULER:
             keep_images(vllm_config, kv_cache_config, settings)
+            rules = rules_of(kv_cache_config, settings.chunk_tokens)
             half = SchedulerHalf(
                 settings,
-                rules_of(kv_cache_config, settings.chunk_tokens),
+                rules,
                 hash_tokens_of(vllm_config, kv_cache_config),
                 adapter_identity_of(vllm_config),
-                recomputes_last(vllm_config, kv_cache_config),
+                recomputes_last(vllm_config, rules),
             )
             self._scheduler_half = half
             self._stats = StatsFeed(half.recorder)

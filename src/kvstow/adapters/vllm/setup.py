@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.kv_cache_interface import (
@@ -255,11 +256,11 @@ def hash_tokens_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> i
     return resolved or math.gcd(*block_tokens_of(kv_cache_config))
 
 
-def recomputes_last(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> bool:
+def recomputes_last(vllm_config: VllmConfig, rules: Sequence[ResumeRule]) -> bool:
     """Whether a draft's layers look one token ahead (EAGLE, MTP), and a hit may end inside a block."""
     drafts = vllm_config.speculative_config
-    kinds = {group_kind(kv_cache_config, group) for group in range(len(kv_cache_config.kv_cache_groups))}
-    return drafts is not None and drafts.use_eagle() and kinds == {GroupKind.PAGED}
+    is_paged = all(rule.kind is GroupKind.PAGED for rule in rules)
+    return drafts is not None and drafts.use_eagle() and is_paged
 
 
 def group_kind(kv_cache_config: KVCacheConfig, group: int) -> GroupKind:
